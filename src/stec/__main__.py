@@ -1,0 +1,5 @@
+"""`python -m stec` is `stec`."""
+
+from stec.cli import main
+
+main()

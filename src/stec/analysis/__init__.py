@@ -1,0 +1,1 @@
+"""Looking at data, views and what was learnt."""

@@ -1,0 +1,92 @@
+"""Pictures made with Pillow alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from stec import actions, data
+from stec.actions import Glimpse
+from stec.config import Config
+from stec.manipulation import Manipulation
+from stec.views import ViewBatch, Views
+
+PANEL = 176  # side of one picture in pixels
+GAP = 20
+CAPTION = 50
+INK, QUIET, PAPER, GROUND = "#1b1f24", "#6a737d", "#ffffff", "#eceff2"
+FIRST, SECOND = "#0b69c7", "#d9480f"  # x and x'
+
+
+def draw_views(config: Config, pairs: int) -> Image.Image:
+    """Pairs of views as the config makes them, each with the action that leads from x to x'."""
+    dataset = data.load(config.data, torch.device("cpu"))
+    torch.manual_seed(config.seed)
+    order = torch.randperm(len(dataset.train))[:pairs]
+    sample = next(dataset.train.batches(order, len(order), drop_last=False))
+    views = Views(**dataclasses.asdict(config.views))
+    batch = views(sample.images, sample.sizes)
+    reader = Manipulation(1, config.manipulation, views)
+    values = reader.action(batch.copy)
+    codes = reader.bins(values)
+    columns = min(2, len(order))
+    rows = -(-len(order) // columns)
+    width, height = 3 * PANEL + 2 * GAP, PANEL + CAPTION
+    sheet = Image.new("RGB", (columns * (width + 2 * GAP), rows * (height + GAP) + GAP), PAPER)
+    for i in range(len(order)):
+        words = (
+            f"{name} {value:+.2f} ({code})"
+            for name, value, code in zip(reader.components, values[i].tolist(), codes[i].tolist(), strict=True)
+        )
+        card = _card(sample.images[i], batch, i, f"{config.manipulation.action}: " + "  ".join(words), width, height)
+        sheet.paste(card, (GAP + (i % columns) * (width + 2 * GAP), GAP + i // columns * (height + GAP)))
+    return sheet
+
+
+def _card(source: Tensor, batch: ViewBatch, i: int, text: str, width: int, height: int) -> Image.Image:
+    card = Image.new("RGB", (width, height), PAPER)
+    draw = ImageDraw.Draw(card)
+    first, second = (glimpse.rows(slice(i, i + 1)) for glimpse in batch.copy)
+
+    panel = _picture(source, PANEL)
+    for glimpse, colour in ((first, FIRST), (second, SECOND)):
+        corners = actions.quadrilateral(actions.view_matrix(glimpse))[0]
+        _outline(panel, (corners + 1) / 2 * PANEL, colour)
+    card.paste(panel, (0, 0))
+
+    # x lies in the middle of a larger ground, so that an x' beyond its border can be seen.
+    panel = Image.new("RGB", (PANEL, PANEL), GROUND)
+    panel.paste(_picture(batch.first[i], PANEL // 2), (PANEL // 4, PANEL // 4))
+    corners = actions.quadrilateral(actions.egocentric(actions.EfferenceCopy(first, second)))[0]
+    _outline(panel, (corners + 2) / 4 * PANEL, SECOND)
+    ImageDraw.Draw(panel).rectangle((PANEL // 4, PANEL // 4, PANEL * 3 // 4, PANEL * 3 // 4), outline=FIRST, width=2)
+    card.paste(panel, (PANEL + GAP, 0))
+
+    card.paste(_picture(batch.second[i], PANEL), (2 * (PANEL + GAP), 0))
+    small = ImageFont.load_default(12)
+    captions = ("image, both crops", f"x{_mirrored(first)}, and where x' is on it", f"x'{_mirrored(second)}")
+    for column, caption in enumerate(captions):
+        draw.text((column * (PANEL + GAP), PANEL + 4), caption, fill=QUIET, font=small)
+    draw.text((0, PANEL + 24), text, fill=INK, font=small)
+    return card
+
+
+def _picture(image: Tensor, side: int) -> Image.Image:
+    pixels = image if image.dtype == torch.uint8 else (image * 255).round().byte()
+    return Image.fromarray(pixels.permute(1, 2, 0).numpy()).resize((side, side), Image.Resampling.NEAREST)
+
+
+def _outline(panel: Image.Image, corners: Tensor, colour: str) -> None:
+    """A quadrilateral with a dot at its first corner: the top left as that view sees it."""
+    draw = ImageDraw.Draw(panel)
+    points = [(x, y) for x, y in corners.tolist()]
+    draw.line([*points, points[0]], fill=colour, width=2)
+    x, y = points[0]
+    draw.ellipse((x - 5, y - 5, x + 5, y + 5), fill=colour)
+
+
+def _mirrored(glimpse: Glimpse) -> str:
+    return " (mirrored)" if bool(glimpse.mirrored.item()) else ""

@@ -1,0 +1,179 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+from stec.config import Config, load, read_recipe, recipe_names, to_yaml
+from stec.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    help="Self-supervised learning through efference copies: act, keep a copy of the action, and learn to infer it.",
+)  # fmt: skip
+console = Console()
+
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe, and keys to change in it.")
+]
+
+
+@app.command()
+def pretrain(
+    words: Words = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE-METHOD-seedN.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run folder if it exists.")] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")] = False,
+) -> None:
+    """Trains an encoder. Without arguments: S-TEC on built-in data, in about two minutes on two CPU cores."""
+    if resume is not None and words:
+        raise UserError("--resume takes the recipe and all keys from the run; leave out the other words")
+    recipe, config = _recipe_and_config(words or [])
+    if print_config:
+        print(to_yaml(config), end="")
+        return
+
+    from stec.progress import Watcher
+    from stec.run import RunFolder
+    from stec.training import pretrain as train
+
+    if resume is not None:
+        folder = RunFolder.open(resume)
+        config = folder.config()
+    else:
+        name = f"{Path(recipe).stem}-{config.method}-seed{config.seed}"
+        folder = RunFolder.create(out or Path("runs") / name, config, recipe, force)
+    about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
+    with Watcher(console) as watcher:
+        watcher.note(f"{about} -> {folder.path}")
+        summary = train(config, folder, watcher, resume is not None)
+    _print_summary(summary, folder.path)
+
+
+@app.command()
+def recipes() -> None:
+    """Lists the recipes."""
+    table = _table("recipe", "what it is")
+    for name in recipe_names():
+        table.add_row(name, str(read_recipe(name).get("about", "")))
+    console.print(table)
+    _hint("stec pretrain RECIPE runs one; --print-config shows all its keys")
+
+
+@app.command()
+def methods() -> None:
+    """Lists the methods."""
+    from stec.method import METHODS
+
+    table = _table("method", "identity model", "manipulation model", "what it is")
+    for name, pairing in sorted(METHODS.items()):
+        table.add_row(name, pairing.identity, "yes" if pairing.manipulation else "no", pairing.about)
+    console.print(table)
+    _hint("stec pretrain method=NAME trains with one")
+
+
+@app.command("data")
+def data_command(
+    words: Words = None,
+) -> None:
+    """Lists the data sources; with a recipe or keys, prepares that data and describes it."""
+    from stec import data
+
+    if not words:
+        table = _table("data.source", "what it is")
+        for name, about in data.SOURCES.items():
+            table.add_row(name, about)
+        console.print(table)
+        _hint("stec data data.source=folder data.root=PATH checks and describes your own images")
+        return
+    import torch
+
+    _, config = _recipe_and_config(words)
+    dataset = data.load(config.data, torch.device("cpu"))
+    table = _table("", "")
+    table.add_row("name", dataset.name)
+    table.add_row("to train", f"{len(dataset.train):,} images, {int((dataset.train.labels >= 0).sum()):,} labelled")
+    table.add_row("to test", f"{len(dataset.test):,} images" if dataset.test is not None else "none")
+    table.add_row("classes", f"{len(dataset.classes)}: {', '.join(dataset.classes[:10])}" if dataset.classes else "none")
+    table.add_row("kept at", f"{dataset.size} x {dataset.size} px, {'in memory' if dataset.resident else 'streamed'}")
+    table.add_row("unreadable", str(len(dataset.skipped)))
+    table.add_row("fingerprint", dataset.fingerprint)
+    console.print(table)
+
+
+@app.command()
+def views(
+    words: Words = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write.")] = Path("views.png"),
+    pairs: Annotated[int, typer.Option(min=1, max=64, help="How many pairs of views.")] = 8,
+) -> None:
+    """Draws pairs of views with the action between them: what the encoder will be trained on."""
+    from stec.analysis.figures import draw_views
+
+    _, config = _recipe_and_config(words or [])
+    draw_views(config, pairs).save(out)
+    console.print(f"{out}: {pairs} pairs of views, the action drawn on the first of each")
+
+
+def _recipe_and_config(words: list[str]) -> tuple[str, Config]:
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1:
+        raise UserError(f"more than one recipe: {', '.join(names)}; everything else is key=value")
+    recipe = names[0] if names else "default"
+    return recipe, load(recipe, [word for word in words if "=" in word])
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _hint(text: str) -> None:
+    console.print(f"\n{text}", style="dim", highlight=False)
+
+
+def _print_summary(summary: dict[str, Any], path: Path) -> None:
+    table = _table("", "")
+    for key, text in (
+        ("linear", "linear accuracy, trained encoder"),
+        ("linear_untrained", "same encoder untrained"),
+        ("linear_pixels", "pixels"),
+        ("linear_online", "online probe"),
+        ("knn", "nearest neighbours"),
+    ):
+        if summary.get(key) is not None:
+            table.add_row(text, f"{summary[key]:.1f} %", style="bold" if key == "linear" else "")
+    console.print(table)
+    speed = f", {summary['views_per_second']:,} views/s" if summary["views_per_second"] else ""
+    console.print(f"{summary['seconds']:.0f} s of training{speed}; everything is in {path}", highlight=False)
+
+
+def main() -> None:
+    """Runs the command line; a user's mistake is one line and exit code 2."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_time=False, show_path=False)]
+    )  # fmt: skip
+    logging.getLogger("stec").setLevel(logging.INFO)
+    try:
+        app()
+    except UserError as error:
+        print(f"stec: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("stec: interrupted; --resume continues from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

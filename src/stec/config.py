@@ -1,0 +1,275 @@
+"""The configuration of a run: a tree of dataclasses, filled from a recipe and `key=value` words.
+
+Every key there is stands in this file with its default. A recipe (a YAML file in `stec/recipes`, or a path) changes
+some of them, words on the command line change more, and the resolved tree is saved with the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from stec.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images, from where, kept at which size."""
+
+    source: str = "shapes"  # shapes, arrays, folder, cifar10, cifar100, stl10, imagenet
+    root: str | None = None  # where the files are; `shapes` needs none
+    size: int = 32  # side in pixels at which an image is kept (non-square images remember their true size)
+    download: bool = False  # let torchvision download CIFAR and STL-10 into root
+    resident: str = "auto"  # auto: keep all images on the training device if they fit; always; never (stream)
+    workers: int = 8  # processes that decode images when streaming
+    train_images: int = 3000  # shapes only
+    test_images: int = 1000  # shapes only
+
+
+@dataclass(frozen=True)
+class ViewsConfig:
+    """How views are made (method: order and ranges of the augmentations)."""
+
+    size: int = 32  # side of a view in pixels
+    area: tuple[float, float] = (0.08, 1.0)  # of the crop, relative to the image
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)  # width over height of the crop, log-uniform
+    mirror: float = 0.5  # probability
+    jitter: tuple[float, float] = (0.4, 0.1)  # u: brightness, contrast and saturation in 1 +- u; v: hue in +- v
+    jitter_probability: float = 0.8
+    grey: float = 0.2  # probability
+    blur: float = 0.0  # probability
+    solarize: float = 0.0  # probability
+    test_crop: float = 1.0  # side of the central square that evaluation sees, relative to the shorter side
+
+
+@dataclass(frozen=True)
+class IdentityConfig:
+    """The identity inverse model: are these two views of one object?"""
+
+    temperature: float = 0.5
+    hidden: int = 512  # units of the projector's hidden layer
+    output: int = 64  # dimensions in which similarity is measured
+
+
+@dataclass(frozen=True)
+class ManipulationConfig:
+    """The manipulation inverse model: which action leads from x to x'?"""
+
+    action: str = "egocentric"  # egocentric, paper, official, allocentric
+    readout: str = "classification"  # classification, regression
+    bins: str = "uniform"  # uniform (the paper's fixed limits), quantile (fitted on sampled actions)
+    k: int = 6  # bins per component
+    components: str = "all"  # all, informative (leaves out those that crop and mirror never change)
+    hidden: int = 512
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """SGD with LARS, linear warm-up and cosine decay."""
+
+    rate: float = 1.0  # learning rate per 256 images in the batch
+    momentum: float = 0.9
+    weight_decay: float = 1e-6
+    trust: float = 0.001  # LARS trust coefficient
+    warmup_epochs: float = 10
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    method: str = "stec"
+    encoder: str = "resnet18-cifar"
+    lambda_manip: float = 1.0  # weight of the manipulation loss
+    epochs: int = 1000
+    batch_size: int = 1024  # images per step over all devices; each gives two views
+    seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    views: ViewsConfig = field(default_factory=ViewsConfig)
+    identity: IdentityConfig = field(default_factory=IdentityConfig)
+    manipulation: ManipulationConfig = field(default_factory=ManipulationConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    device: str = "auto"  # auto, cpu, cuda
+    devices: int = 1  # how many
+    precision: str = "auto"  # auto: bf16 on a GPU that has it, else 32; or bf16, 32
+    compile: str = "auto"  # auto: on a GPU; or yes, no
+    log_every: int = 50  # steps between two lines of metrics.jsonl
+    checkpoint_every: int = 10  # epochs between two checkpoints; the last epoch always has one
+    baselines: bool = False  # also fit linear classifiers on the untrained encoder and on pixels
+
+
+def to_yaml(config: Config) -> str:
+    """The whole tree as YAML, readable by `load`."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    folder = resources.files("stec") / "recipes"
+    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+
+
+def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
+    """A recipe (its name, or the path of a YAML file) with `key=value` words laid over it."""
+    tree = _schema()
+    for layer in [*reversed(list(_layers(recipe))), _dotlist(words)]:
+        _check_keys(layer)
+        try:
+            tree = OmegaConf.unsafe_merge(tree, layer)
+        except OmegaConfBaseException as error:
+            key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
+            raise UserError(f"{key}{str(error).splitlines()[0]}") from None
+    config: Any = OmegaConf.to_object(tree)
+    config = _tuples(config)
+    _check_values(config)
+    return config
+
+
+def read_recipe(recipe: str) -> dict[str, Any]:
+    """One recipe file as it stands, before its base and the defaults are laid under it."""
+    path = Path(recipe)
+    if recipe in recipe_names():
+        text = (resources.files("stec") / "recipes" / f"{recipe}.yaml").read_text()
+    elif path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise UserError(f"{recipe}: no such file")
+        text = path.read_text()
+    else:
+        raise UserError(f"unknown recipe '{recipe}': {nearest(recipe, recipe_names())} ('stec recipes' lists them)")
+    try:
+        content = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{recipe}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{recipe}: a recipe is a mapping of keys to values")
+    return content
+
+
+def _layers(recipe: str) -> Iterator[DictConfig]:
+    """The recipe, then what it is based on, and so on."""
+    seen: set[str] = set()
+    name: str | None = recipe
+    while name:
+        if name in seen:
+            raise UserError(f"recipe '{recipe}' is based on itself")
+        seen.add(name)
+        content = read_recipe(name)
+        name = content.pop("base", None)
+        content.pop("about", None)
+        yield OmegaConf.create(content)
+
+
+def _schema() -> DictConfig:
+    schema = OmegaConf.structured(Config)
+    OmegaConf.set_readonly(schema, False)
+    for section in dataclasses.fields(Config):
+        if dataclasses.is_dataclass(section.default_factory):
+            OmegaConf.set_readonly(schema[section.name], False)
+    return schema
+
+
+def _dotlist(words: Sequence[str]) -> DictConfig:
+    for word in words:
+        key, equals, _ = word.partition("=")
+        if not equals or not key:
+            raise UserError(f"'{word}': expected key=value")
+    try:
+        return OmegaConf.from_dotlist(list(words))
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {' '.join(words)}: {str(error).splitlines()[0]}") from None
+
+
+def _keys(kind: type = Config, prefix: str = "") -> Iterator[str]:
+    for item in dataclasses.fields(kind):
+        yield prefix + item.name
+        if isinstance(item.default_factory, type):
+            yield from _keys(item.default_factory, f"{prefix}{item.name}.")
+
+
+def _check_keys(layer: DictConfig) -> None:
+    known = set(_keys())
+
+    def walk(node: DictConfig, prefix: str) -> None:
+        for name in node:
+            key = f"{prefix}{name}"
+            if key not in known:
+                tails = {k.rpartition(".")[2]: k for k in known}
+                tail = str(name)
+                hint = f"did you mean '{tails[tail]}'?" if tail in tails else nearest(key, known)
+                raise UserError(f"unknown key '{key}': {hint}")
+            child = node._get_node(name)
+            if isinstance(child, DictConfig):
+                walk(child, f"{key}.")
+
+    walk(layer, "")
+
+
+def _tuples(config: Any) -> Any:
+    """OmegaConf returns lists where the dataclasses say tuples."""
+    changed = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            changed[item.name] = _tuples(value)
+        elif isinstance(value, list):
+            changed[item.name] = tuple(value)
+    return dataclasses.replace(config, **changed)
+
+
+_CHOICES = {
+    "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet"),
+    "data.resident": ("auto", "always", "never"),
+    "manipulation.action": ("egocentric", "paper", "official", "allocentric"),
+    "manipulation.readout": ("classification", "regression"),
+    "manipulation.bins": ("uniform", "quantile"),
+    "manipulation.components": ("all", "informative"),
+    "device": ("auto", "cpu", "cuda"),
+    "precision": ("auto", "bf16", "32"),
+    "compile": ("auto", "yes", "no"),
+}
+_AT_LEAST = {
+    "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "lambda_manip": 0,
+    "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
+    "identity.hidden": 1, "identity.output": 1, "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0,
+    "optimizer.momentum": 0, "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.warmup_epochs": 0,
+}  # fmt: skip
+_PROBABILITIES = ("mirror", "jitter_probability", "grey", "blur", "solarize")
+
+
+def _check_values(config: Config) -> None:
+    def value_of(key: str) -> Any:
+        value: Any = config
+        for name in key.split("."):
+            value = getattr(value, name)
+        return value
+
+    def require(holds: bool, key: str, wanted: str) -> None:
+        if not holds:
+            raise UserError(f"{key}={value_of(key)}: {wanted}")
+
+    for key, choices in _CHOICES.items():
+        require(value_of(key) in choices, key, nearest(str(value_of(key)), choices))
+    for key, least in _AT_LEAST.items():
+        require(value_of(key) >= least, key, f"must be at least {least}")
+    for name in _PROBABILITIES:
+        require(0 <= value_of(f"views.{name}") <= 1, f"views.{name}", "is a probability, from 0 to 1")
+    for name in ("area", "aspect", "jitter"):
+        require(len(value_of(f"views.{name}")) == 2, f"views.{name}", "needs two numbers, as in [0.2,1.0]")
+    for name in ("area", "aspect"):
+        low, high = value_of(f"views.{name}")
+        require(0 < low <= high, f"views.{name}", "needs 0 < low <= high")
+    require(config.views.area[1] <= 1, "views.area", "a crop is at most the whole image (1.0)")
+    u, v = config.views.jitter
+    require(0 <= u <= 1 and 0 <= v <= 0.5, "views.jitter", "needs u from 0 to 1 and v from 0 to 0.5")
+    require(0 < config.views.test_crop <= 1, "views.test_crop", "must be above 0 and at most 1")
+    require(config.identity.temperature > 0, "identity.temperature", "must be above 0")
+    require(config.optimizer.momentum < 1, "optimizer.momentum", "must be below 1")
+    require(config.optimizer.warmup_epochs <= config.epochs, "optimizer.warmup_epochs", "is longer than the run")

@@ -1,0 +1,56 @@
+"""Any picture Pillow can open, as an RGB array of one size."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+
+class Picture(NamedTuple):
+    """An image squashed to S x S, and its size before that."""
+
+    pixels: np.ndarray  # uint8 (S, S, 3)
+    height: int
+    width: int
+
+
+class UnreadableError(Exception):
+    """A file that is no image, or a broken one."""
+
+
+def decode(path: str | Path, size: int) -> Picture:
+    """Read an image file: first frame, turned as its EXIF orientation says, RGB, squashed to size x size."""
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            with suppress(Exception):  # a broken EXIF block is no reason to lose the image
+                ImageOps.exif_transpose(picture, in_place=True)
+            return squash(to_rgb(picture), size)
+    except (
+        Exception
+    ) as error:  # broken files raise nearly anything: OSError, SyntaxError, struct.error, zlib.error
+        raise UnreadableError(f"{type(error).__name__}: {error}") from None
+
+
+def to_rgb(picture: Image.Image) -> Image.Image:
+    """Convert any mode to RGB: 16-bit grey keeps its full range, and what is transparent becomes white."""
+    if picture.mode == "I" or picture.mode.startswith("I;16"):
+        wide = np.asarray(picture).astype(np.int64)  # 0 to 65535, where Pillow's own conversion clips at 255
+        grey = np.clip((wide + 128) // 257, 0, 255).astype(np.uint8)
+        return Image.fromarray(grey).convert("RGB")
+    if picture.has_transparency_data:
+        layer = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+    return picture.convert("RGB")
+
+
+def squash(picture: Image.Image, size: int) -> Picture:
+    """Resize the whole of an RGB image to a square, bilinear and antialiased; keep one that has the size."""
+    width, height = picture.size
+    if (height, width) != (size, size):
+        picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+    return Picture(np.asarray(picture), height, width)

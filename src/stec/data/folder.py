@@ -1,0 +1,135 @@
+"""Images from any tree of folders."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from stec.data.pictures import Collection, FilePictures
+from stec.errors import UserError
+
+logger = logging.getLogger("stec")
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The image files of one split, as names relative to its folder."""
+
+    folder: Path
+    classes: dict[str, list[str]]  # files of each class folder
+    loose: list[str]  # files that lie beside the class folders
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether there are class folders."""
+        return bool(self.classes)
+
+
+def open_folder(root: Path, size: int) -> Collection:
+    """A tree of images: `train` and `test` (or `val`) folders, or one folder of which a tenth is held out.
+
+    Folders inside a split are its classes. Where there are none, there are no labels and no test split.
+    """
+    if not root.is_dir():
+        raise UserError(f"data.root={root}: no such folder")
+    train_folder, test_folders = _split_folders(root)
+    train = list_images(train_folder)
+    if not train.is_labelled:
+        logger.info("%s has no class folders: training without labels and without a probe", train_folder)
+        return Collection(f"folder:{root}", _pictures(train, (), size), None, ())
+    listings = [listing for listing in map(list_images, test_folders) if listing.is_labelled]
+    if listings:
+        return labelled(f"folder:{root}", train, listings[0], size)
+    if test_folders:
+        logger.info("%s has no class folders: training without a probe", test_folders[0])
+        return labelled(f"folder:{root}", train, None, size)
+    train, test = _hold_out(train)
+    held_out = sum(len(names) for names in test.classes.values())
+    logger.info("%s has no test folder: held out %d of its images, a tenth of each class", root, held_out)
+    return labelled(f"folder:{root}", train, test if held_out else None, size)
+
+
+def labelled(name: str, train: Listing, test: Listing | None, size: int) -> Collection:
+    """A collection whose classes are the class folders of the train split."""
+    classes = tuple(train.classes)
+    if len(classes) < 2:
+        raise UserError(
+            f"{train.folder} has only one class folder, '{classes[0]}': add others, "
+            "or make it data.root to train without labels"
+        )
+    if test is None:
+        return Collection(name, _pictures(train, classes, size), None, classes)
+    unknown = [name for name in test.classes if name not in train.classes]
+    if unknown:
+        raise UserError(f"{test.folder} has a class folder '{unknown[0]}' that {train.folder} has not")
+    only_labelled = Listing(test.folder, test.classes, [])
+    return Collection(name, _pictures(train, classes, size), _pictures(only_labelled, classes, size), classes)
+
+
+def list_images(folder: Path) -> Listing:
+    """Find the class folders and files of a split; UserError if there is no image at all."""
+    classes: dict[str, list[str]] = {}
+    loose: list[str] = []
+    for name in _image_names(folder, Path(), ()):
+        first, slash, _ = name.partition(os.sep)
+        (classes.setdefault(first, []) if slash else loose).append(name)
+    if not classes and not loose:
+        raise UserError(f"{folder} holds no images: none of its files ends in {' '.join(EXTENSIONS)}")
+    if classes and loose:
+        logger.info("%s: %d images beside the class folders have no label", folder, len(loose))
+    return Listing(folder, classes, loose)
+
+
+def _split_folders(root: Path) -> tuple[Path, list[Path]]:
+    """The train folder, and those that may be the test folder.
+
+    A lone `train` among other folders is taken for a class of that name: there are data sets of vehicles.
+    """
+    folders = [path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    tests = [root / name for name in ("test", "val") if name in folders]
+    if "train" in folders and (tests or len(folders) == 1):
+        return root / "train", tests
+    return root, []
+
+
+def _image_names(root: Path, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """Names relative to root of all images below it, sorted; follows links, but not in circles."""
+    status = os.stat(root / folder)
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return
+    for entry in sorted(os.scandir(root / folder), key=lambda entry: entry.name):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _image_names(root, folder / entry.name, (*above, here))
+        elif entry.name.lower().endswith(EXTENSIONS):
+            yield str(folder / entry.name)
+
+
+def _hold_out(listing: Listing) -> tuple[Listing, Listing]:
+    """A tenth of each class, at least one image of those that have two: on any machine the same."""
+    train: dict[str, list[str]] = {}
+    test: dict[str, list[str]] = {}
+    for label, names in listing.classes.items():
+        shuffled = sorted(names, key=lambda name: hashlib.sha256(os.fsencode(name)).digest())
+        held_out = min(max(1, len(names) // 10), len(names) - 1)
+        test[label], train[label] = sorted(shuffled[:held_out]), sorted(shuffled[held_out:])
+    return Listing(listing.folder, train, listing.loose), Listing(listing.folder, test, [])
+
+
+def _pictures(listing: Listing, classes: tuple[str, ...], size: int) -> FilePictures:
+    names, labels = list(listing.loose), [-1] * len(listing.loose)
+    for label, folder in enumerate(classes):
+        files = listing.classes.get(folder, [])
+        names += files
+        labels += [label] * len(files)
+    return FilePictures(listing.folder, names, torch.tensor(labels), size)

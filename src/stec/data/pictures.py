@@ -1,0 +1,169 @@
+"""Where images come from, one at a time: arrays in memory or on disk, and image files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from stec.data.decoding import Picture, UnreadableError, decode, squash
+
+
+class Pictures(Protocol):
+    """Images that can be read by index, in any process."""
+
+    labels: Tensor  # int64 (N,); -1 where there is none
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def read(self, index: int) -> Picture:
+        """The image; UnreadableError if it is broken."""
+
+    def name(self, index: int) -> str:
+        """What to call the image in a message."""
+
+    def content(self) -> Iterator[bytes]:
+        """Bytes that change when the images or labels do."""
+
+
+class ArrayPictures:
+    """Images of one shape in an array (N, H, W, 3), which may be mapped from a file."""
+
+    def __init__(self, array: np.ndarray, labels: Tensor, size: int) -> None:
+        self.array = array
+        self.labels = labels
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def read(self, index: int) -> Picture:
+        """The image, squashed if it has another size."""
+        pixels = self.array[index]
+        if pixels.shape[:2] == (self.size, self.size):
+            return Picture(pixels, self.size, self.size)
+        return squash(Image.fromarray(np.ascontiguousarray(pixels)), self.size)
+
+    def name(self, index: int) -> str:
+        """The place in the array."""
+        return f"image {index}"
+
+    def content(self) -> Iterator[bytes]:
+        """All pixels and labels."""
+        yield f"{self.array.shape}".encode()
+        for start in range(0, len(self), 1024):
+            yield self.array[start : start + 1024].tobytes()
+        yield self.labels.numpy().tobytes()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A mapped array goes to another process as the name of its file, not as gigabytes."""
+        state = self.__dict__.copy()
+        if isinstance(self.array, np.memmap):
+            state["array"] = self.array.filename
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if isinstance(state["array"], str | os.PathLike):
+            state["array"] = np.load(state["array"], mmap_mode="r")
+        self.__dict__.update(state)
+
+
+class FilePictures:
+    """Image files under one folder, decoded when they are read."""
+
+    def __init__(self, root: Path, names: list[str], labels: Tensor, size: int) -> None:
+        self.root = os.fsencode(root)
+        # One block of bytes, not a list: reading a list would copy it page by page into every worker process.
+        self.names = np.asarray([os.fsencode(name) for name in names])
+        self.labels = labels
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, index: int) -> Picture:
+        """The image, squashed; UnreadableError if it cannot be decoded."""
+        return decode(self.name(index), self.size)
+
+    def name(self, index: int) -> str:
+        """The path of the file."""
+        return os.fsdecode(os.path.join(self.root, self.names[index]))
+
+    def content(self) -> Iterator[bytes]:
+        """Relative names, file sizes and labels: quick, even for a million files."""
+        for name in self.names:
+            path = os.path.join(self.root, name)
+            try:
+                length = os.path.getsize(path)
+            except OSError:
+                length = -1
+            yield name + b"\0%d\0" % length
+        yield self.labels.numpy().tobytes()
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What a source found."""
+
+    name: str
+    train: Pictures
+    test: Pictures | None  # labelled; None where there is none
+    classes: tuple[str, ...]  # () when unlabelled
+
+
+class Failure(NamedTuple):
+    """An image that could not be read, and why."""
+
+    name: str
+    reason: str
+
+
+class Block(NamedTuple):
+    """Some images, read one after the other. A tuple, so that a DataLoader knows how to pin its memory."""
+
+    images: Tensor  # uint8 (n, 3, S, S)
+    sizes: Tensor  # float32 (n, 2): height and width
+    indices: Tensor  # int64 (n,): which images these are
+    failures: Sequence[Failure]
+
+
+def read_block(pictures: Pictures, indices: Iterable[int], size: int, replace: bool) -> Block:
+    """Read images; one that is broken is left out, or replaced by the next image after it that is not.
+
+    Replacing gives up after more failures in a row than `check_failures` allows; the image is then left out.
+    """
+    images, sizes, used, failures = [], [], [], []
+    attempts = allowed_failures(len(pictures)) + 1 if replace else 1
+    for wanted in indices:
+        for index in ((wanted + step) % len(pictures) for step in range(attempts)):
+            try:
+                picture = pictures.read(index)
+            except UnreadableError as error:
+                failures.append(Failure(pictures.name(index), str(error)))
+                continue
+            images.append(picture.pixels)
+            sizes.append((picture.height, picture.width))
+            used.append(index)
+            break
+    stacked = np.empty((len(images), 3, size, size), np.uint8)
+    for target, pixels in zip(stacked, images, strict=True):
+        target[:] = pixels.transpose(2, 0, 1)
+    return Block(
+        torch.from_numpy(stacked),
+        torch.tensor(sizes, dtype=torch.float32).reshape(-1, 2),
+        torch.tensor(used, dtype=torch.int64),
+        tuple(failures),
+    )
+
+
+def allowed_failures(number: int) -> int:
+    """How many of this many images may be unreadable: one in a hundred."""
+    return number // 100

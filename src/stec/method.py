@@ -1,0 +1,132 @@
+"""A method is a pairing: an identity model, with or without a manipulation model, found by name.
+
+    L = L_id + lambda_manip L_manip          (L_reg is weight decay, in the optimizer)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stec.config import IdentityConfig, ManipulationConfig
+from stec.errors import UserError, nearest
+from stec.identity import IDENTITIES, Identity
+from stec.manipulation import Manipulation
+from stec.networks.encoders import create_encoder
+from stec.views import ViewBatch, Views
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Which identity model, and whether the manipulation model joins it."""
+
+    identity: str
+    manipulation: bool
+    about: str
+
+
+METHODS: dict[str, Pairing] = {
+    "simclr": Pairing("simclr", False, "contrast with all other views of the batch (Chen et al. 2020)"),
+    "stec": Pairing("simclr", True, "SimCLR + the manipulation model (Scherr et al. 2022)"),
+}
+
+
+class Losses(NamedTuple):
+    """What one batch gives. All but `features` are scalars on the device."""
+
+    total: Tensor
+    identity: Tensor
+    manipulation: Tensor  # 0 without a manipulation model
+    identity_accuracy: Tensor  # from 0 to 1
+    manipulation_accuracy: Tensor  # from 0 to 1; 0 without a manipulation model
+    features: Tensor  # (2B, D), detached, for probes
+
+
+class Method(nn.Module):
+    """An encoder and the inverse models that train it."""
+
+    def __init__(
+        self, encoder: nn.Module, identity: Identity, manipulation: Manipulation | None, lambda_manip: float
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.identity = identity
+        self.manipulation = manipulation
+        self.lambda_manip = lambda_manip
+
+    def forward(self, batch: ViewBatch) -> Losses:
+        """Both views of every image in one forward pass, then both inverse models."""
+        features = self.encoder(batch.images)  # (2B, D)
+        identity = self.identity(features, batch)
+        total, zero = identity.loss, torch.zeros_like(identity.loss.detach())
+        manipulation_loss = manipulation_accuracy = zero
+        if self.manipulation is not None:
+            manipulation_loss, manipulation_accuracy = self.manipulation(*features.chunk(2), batch.copy)
+            total = total + self.lambda_manip * manipulation_loss
+        return Losses(
+            total,
+            identity.loss.detach(),
+            manipulation_loss.detach(),
+            identity.accuracy,
+            manipulation_accuracy,
+            features.detach(),
+        )
+
+    def after_step(self, progress: float) -> None:
+        """To be called after every optimizer step with the share of training done, from 0 to 1."""
+        self.identity.after_step(progress)
+
+
+def list_methods() -> list[str]:
+    """The names that `create` takes."""
+    return sorted(METHODS)
+
+
+def create(
+    name: str,
+    encoder: str | nn.Module = "resnet18-cifar",
+    lambda_manip: float = 1.0,
+    identity: IdentityConfig | dict[str, Any] | None = None,
+    manipulation: ManipulationConfig | dict[str, Any] | None = None,
+    views: Views | None = None,
+) -> Method:
+    """Builds a method by name.
+
+    Args:
+        name: one of `list_methods()`.
+        encoder: the name of an encoder, or a module that maps images to (B, D) and has D as its attribute `dim`.
+        lambda_manip: weight of the manipulation loss.
+        identity: settings of the identity model, e.g. `{"temperature": 0.2}`.
+        manipulation: settings of the manipulation model, e.g. `{"action": "paper"}`.
+        views: the views that will be used; only quantile bins need them.
+
+    Example:
+        >>> method = create("stec", encoder="resnet-small")
+        >>> losses = method(Views(size=32)(torch.zeros(8, 3, 32, 32, dtype=torch.uint8)))
+        >>> losses.total.backward()
+    """
+    if name not in METHODS:
+        raise UserError(f"unknown method '{name}': {nearest(name, METHODS)} ('stec methods' lists them)")
+    pairing = METHODS[name]
+    network = create_encoder(encoder) if isinstance(encoder, str) else encoder
+    if not isinstance(getattr(network, "dim", None), int):
+        raise UserError(f"the encoder {type(network).__name__} needs an integer attribute 'dim', its feature dimension")
+    identity_model = IDENTITIES[pairing.identity](network, _settings(IdentityConfig, identity))
+    manipulation_model = None
+    if pairing.manipulation:
+        manipulation_model = Manipulation(int(network.dim), _settings(ManipulationConfig, manipulation), views)
+    return Method(network, identity_model, manipulation_model, lambda_manip)
+
+
+def _settings(kind: type, given: Any) -> Any:
+    if given is None or isinstance(given, kind):
+        return given or kind()
+    known = [f.name for f in dataclasses.fields(kind)]
+    for key in given:
+        if key not in known:
+            raise UserError(f"unknown setting '{key}': {nearest(key, known)}")
+    return kind(**given)

@@ -1,0 +1,6 @@
+"""Encoders and the small networks that sit on them."""
+
+from stec.networks.encoders import create_encoder, list_encoders
+from stec.networks.heads import mlp, projector
+
+__all__ = ["create_encoder", "list_encoders", "mlp", "projector"]

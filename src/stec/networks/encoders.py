@@ -1,0 +1,176 @@
+"""Encoders f: images (B, 3, H, W) to features h (B, D), by name.
+
+The ResNets are torchvision's without their classifier, so that a trained `state_dict` loads into
+`torchvision.models.resnet18` and `resnet50` (with `strict=False`, as `fc` is missing there; a CIFAR stem needs a
+3 x 3 `conv1` as well). They differ in the stem, which has to fit the size of the images:
+
+=========  ==============  ========  =======================
+suffix     first conv      max pool  side of the map at 1/32
+=========  ==============  ========  =======================
+(none)     7 x 7 stride 2  yes       224 -> 7
+`-stl`     7 x 7 stride 2  no        96 -> 6
+`-cifar`   3 x 3 stride 1  no        32 -> 4
+=========  ==============  ========  =======================
+
+The last batch norm of every residual block starts at zero, so that each block starts as the identity. This holds
+for the basic blocks of ResNet-18 as well as for the bottlenecks of ResNet-50.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet, conv1x1
+
+from stec.errors import UserError, nearest
+
+_TIMM = "timm:"
+
+
+class ResNetEncoder(ResNet):
+    """A torchvision ResNet that ends with the average pool.
+
+    Args:
+        block: `BasicBlock` or `Bottleneck`.
+        layers: Blocks in each of the four stages.
+        stem: `imagenet`, `stl` or `cifar`.
+    """
+
+    def __init__(self, block: type[BasicBlock | Bottleneck], layers: Sequence[int], stem: str) -> None:
+        super().__init__(block, list(layers), zero_init_residual=True)
+        self.dim: int = self.fc.in_features
+        del self.fc
+        if stem == "cifar":
+            self.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+            _initialise(self.conv1)
+        if stem != "imagenet":
+            self.maxpool = nn.Identity()  # no parameters: the keys of the state dict stay torchvision's
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, D) of images (B, 3, H, W)."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return torch.flatten(self.avgpool(x), 1)
+
+
+class SmallResNet(nn.Module):
+    """A ResNet for CPUs: a strided 3 x 3 stem, then one basic block per stage; 0.3 million parameters.
+
+    The stem already halves the image because nearly all the time of a narrow network goes into its first,
+    largest maps: at 32 pixels, with a stride of 1, training is 4.5 times slower.
+
+    Args:
+        widths: Channels of each stage; every stage after the first halves the map.
+    """
+
+    def __init__(self, widths: Sequence[int] = (16, 32, 64, 128)) -> None:
+        super().__init__()
+        self.dim: int = widths[-1]
+        self.conv1 = nn.Conv2d(3, widths[0], kernel_size=3, stride=2, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.relu = nn.ReLU(inplace=True)
+        blocks = [BasicBlock(widths[0], widths[0])]
+        for before, after in zip(widths, widths[1:], strict=False):
+            shortcut = nn.Sequential(conv1x1(before, after, stride=2), nn.BatchNorm2d(after))
+            blocks.append(BasicBlock(before, after, stride=2, downsample=shortcut))
+        self.stages = nn.Sequential(*blocks)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                _initialise(module)
+        for block in blocks:
+            nn.init.zeros_(block.bn2.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, D) of images (B, 3, H, W)."""
+        x = self.relu(self.bn1(self.conv1(images)))
+        return torch.flatten(self.avgpool(self.stages(x)), 1)
+
+
+class TimmEncoder(nn.Module):
+    """A model of timm without its classifier.
+
+    Args:
+        name: As in `timm.list_models()`.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        try:
+            import timm
+        except ImportError:
+            raise UserError(f"encoder '{_TIMM}{name}' needs timm: pip install 'stec[timm]'") from None
+        if not timm.is_model(name):
+            raise UserError(f"timm has no model '{name}': {_nearest_timm(name, timm.list_models())}")
+        self.model = _build_timm(name)
+        # num_features is the width of the last map; some models (MobileNetV3, VGG) widen it once more behind it.
+        width = getattr(self.model, "head_hidden_size", None) or self.model.num_features
+        self.dim: int = int(width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, D) of images (B, 3, H, W)."""
+        return self.model(images)
+
+
+_ENCODERS: dict[str, Callable[[], nn.Module]] = {
+    "resnet-small": SmallResNet,
+    "resnet18": partial(ResNetEncoder, BasicBlock, (2, 2, 2, 2), "imagenet"),
+    "resnet18-cifar": partial(ResNetEncoder, BasicBlock, (2, 2, 2, 2), "cifar"),
+    "resnet18-stl": partial(ResNetEncoder, BasicBlock, (2, 2, 2, 2), "stl"),
+    "resnet50": partial(ResNetEncoder, Bottleneck, (3, 4, 6, 3), "imagenet"),
+    "resnet50-cifar": partial(ResNetEncoder, Bottleneck, (3, 4, 6, 3), "cifar"),
+    "resnet50-stl": partial(ResNetEncoder, Bottleneck, (3, 4, 6, 3), "stl"),
+}
+
+
+def create_encoder(name: str) -> nn.Module:
+    """The encoder of that name, freshly initialised; its attribute `dim` is the number of features D.
+
+    Args:
+        name: One of `list_encoders()`, or `timm:NAME` for any model of timm.
+
+    Example:
+        >>> encoder = create_encoder("resnet18-cifar")
+        >>> encoder.dim
+        512
+        >>> encoder(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 512])
+    """
+    if name.startswith(_TIMM):
+        return TimmEncoder(name.removeprefix(_TIMM))
+    if name not in _ENCODERS:
+        raise UserError(f"unknown encoder '{name}': {nearest(name, [*_ENCODERS, 'timm:NAME'])}")
+    return _ENCODERS[name]()
+
+
+def list_encoders() -> list[str]:
+    """The names that `create_encoder` knows besides `timm:NAME`."""
+    return sorted(_ENCODERS)
+
+
+def _initialise(conv: nn.Conv2d) -> None:
+    """As torchvision does for every convolution of a ResNet."""
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+
+
+def _build_timm(name: str) -> nn.Module:
+    import timm
+
+    try:
+        try:  # vision transformers: take images of any size that their patches divide
+            return timm.create_model(name, num_classes=0, dynamic_img_size=True)
+        except TypeError:  # the others know no such option; most take any size
+            return timm.create_model(name, num_classes=0)
+    except Exception as error:  # a model that has no form without a classifier says so in its own way
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"timm cannot build '{name}' without a classifier: {reason}") from None
+
+
+def _nearest_timm(name: str, models: Sequence[str]) -> str:
+    """A near name; never the list of all thousand of them."""
+    hint = nearest(name, models)
+    return hint if hint.startswith("did you mean") else "timm.list_models() lists them"

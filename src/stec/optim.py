@@ -1,0 +1,188 @@
+"""SGD with LARS, which parameters it applies to, and the schedule of its learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Layers whose parameters are never decayed and never rescaled. `_NormBase` is every batch and instance norm.
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_MATRICES = (nn.Linear, nn.modules.conv._ConvNd)
+
+
+class LARS(torch.optim.Optimizer):
+    """SGD with momentum and layer-wise adaptive rate scaling (https://arxiv.org/abs/1708.03888).
+
+    For each parameter tensor w with gradient g::
+
+        d = g + weight_decay * w
+        local = trust * |w| / |d|    (1 where either norm is 0)
+        v = momentum * v + local * d
+        w = w - lr * v
+
+    As in google-research/simclr the norm is that of the gradient with its decay, and a weight decay of 0 does not
+    switch LARS off; unlike there, and as in `torch.optim.SGD`, the rate stays outside of the momentum buffer v.
+
+    Nothing in a step waits for the device. The tensors of a group must be on one device.
+
+    Args:
+        params: Tensors, or groups with any of the keys below.
+        lr: Learning rate; may be changed before every step.
+        momentum: Decay of the buffer v.
+        weight_decay: L2 penalty.
+        trust: Trust coefficient; 0 or None makes a group plain SGD with momentum.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+        >>> optimizer = LARS(parameter_groups(model, weight_decay=1e-6, trust=0.001), lr=1.0)
+        >>> model(torch.rand(16, 8)).square().sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float | None = 0.001,
+    ) -> None:
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("trust", trust or 0.0)):
+            if value < 0:
+                raise ValueError(f"{name}={value}: must be at least 0")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum={momentum}: must be at least 0 and below 1")
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of every parameter that has a gradient.
+
+        Args:
+            closure: Computes the loss and the gradients anew; its value is returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            weights = [w for w in group["params"] if w.grad is not None]
+            if weights:
+                self._step_group(weights, group)
+        return loss
+
+    def _step_group(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        directions: list[Tensor] = [w.grad for w in weights if w.grad is not None]  # d
+        if group["weight_decay"]:
+            directions = torch._foreach_add(directions, weights, alpha=group["weight_decay"])
+        if group["trust"]:
+            local = _local_rates(weights, directions, group["trust"])
+            directions = torch._foreach_mul(directions, local)
+
+        buffers = [self._buffer(w) for w in weights]  # v
+        torch._foreach_mul_(buffers, group["momentum"])
+        torch._foreach_add_(buffers, directions)
+        torch._foreach_add_(weights, buffers, alpha=-group["lr"])
+
+    def _buffer(self, weight: Tensor) -> Tensor:
+        state = self.state[weight]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
+        return state["momentum_buffer"]
+
+
+def _local_rates(weights: list[Tensor], directions: list[Tensor], trust: float) -> list[Tensor]:
+    """trust * |w| / |d| for each tensor, 1 where either norm is 0, as scalars on the device."""
+    w = torch.stack(torch._foreach_norm(weights))  # (tensors,)
+    d = torch.stack(torch._foreach_norm(directions))
+    local = torch.where((w > 0) & (d > 0), trust * w / d, 1.0)
+    return list(local.unbind())
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, trust: float, plain: Iterable[nn.Module] = ()
+) -> list[dict[str, Any]]:
+    """Groups for `LARS`, by the type of the module that owns a parameter, never by its name.
+
+    ==================================================  =====  =====
+    parameters                                          LARS   decay
+    ==================================================  =====  =====
+    weights                                             yes    yes
+    weights of the modules in `plain`                   no     yes
+    all of a normalisation layer, and all vectors       no     no
+    ==================================================  =====  =====
+
+    Vectors are the biases, and what has at most one axis longer than 1 and does not belong to a linear or
+    convolutional layer: layer scales and class tokens of vision transformers, norms that a library wrote itself.
+    Position embeddings are weights. Parameters that require no gradient are left out, shared ones come once,
+    and there are no empty groups.
+
+    Args:
+        model: All that is to be trained.
+        weight_decay: For the first two kinds.
+        trust: For the first kind.
+        plain: Modules trained by plain SGD, such as the online linear head; inside of `model` or beside it.
+    """
+    plain = list(plain)
+    in_plain = {id(p) for module in plain for p in module.parameters()}
+    scaled: list[nn.Parameter] = []
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
+    for owner, parameter in _owned_parameters([model, *plain]):
+        if isinstance(owner, _NORMS) or _is_vector(owner, parameter):
+            free.append(parameter)
+        elif id(parameter) in in_plain:
+            decayed.append(parameter)
+        else:
+            scaled.append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": scaled, "weight_decay": weight_decay, "trust": trust},
+        {"params": decayed, "weight_decay": weight_decay, "trust": 0.0},
+        {"params": free, "weight_decay": 0.0, "trust": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _owned_parameters(roots: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    """Every trained parameter once, with the module whose attribute it is."""
+    seen: set[int] = set()
+    for root in roots:
+        for module in root.modules():
+            for parameter in module.parameters(recurse=False):
+                if parameter.requires_grad and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield module, parameter
+
+
+def _is_vector(owner: nn.Module, parameter: nn.Parameter) -> bool:
+    if isinstance(owner, _MATRICES):
+        return parameter.ndim <= 1  # the weight (1, D) of a linear layer with one output is a weight
+    return sum(length > 1 for length in parameter.shape) <= 1
+
+
+def warmup_cosine(step: int, total: int, warmup: int) -> float:
+    """Factor for the base learning rate at one optimizer step: linear warm-up, then half a cosine down to 0.
+
+    Step `warmup - 1` ends the warm-up with factor 1; the factor is 0 at `step == total`, one after the last step.
+
+    Args:
+        step: Steps already done: 0 for the first one, whose factor is 1 / warmup.
+        total: Steps of the whole run.
+        warmup: Steps of the warm-up; 0 for none.
+    """
+    if not 0 <= warmup <= total:
+        raise ValueError(f"warmup={warmup}: must be from 0 to the {total} steps of the run")
+    if step >= total:
+        return 0.0
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
+
+
+def scaled_rate(rate_per_256: float, batch_size: int) -> float:
+    """The base learning rate of a batch (over all devices) by the linear scaling rule."""
+    return rate_per_256 * batch_size / 256

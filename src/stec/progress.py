@@ -1,0 +1,80 @@
+"""What a person sees while a run trains: one live line in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from stec.training import Progress
+
+PLAIN_SECONDS = 10  # between two plain lines
+
+
+class Watcher:
+    """A `Reporter` that writes to a console. Use it as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = console.is_terminal
+        self.bar = Bar(
+            TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[line]}"), console=console
+        )
+        self.task = self.bar.add_task("", total=None, line="", visible=False)
+        self.last = time.monotonic()
+
+    def __enter__(self) -> Watcher:
+        if self.live:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.bar.stop()
+
+    def note(self, text: str) -> None:
+        """A line of its own."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def progress(self, progress: Progress) -> None:
+        """Redraws the live line, or writes a plain one every few seconds and at the end."""
+        if self.live:
+            self.bar.update(
+                self.task,
+                description=f"epoch {progress.epoch}/{progress.epochs}",
+                completed=progress.step,
+                total=progress.steps,
+                line=describe(progress),
+                visible=True,
+            )
+            return
+        done = progress.step == progress.steps
+        if done or time.monotonic() - self.last >= PLAIN_SECONDS:
+            self.last = time.monotonic()
+            self.note(f"epoch {progress.epoch}/{progress.epochs}  {describe(progress)}")
+
+
+def describe(progress: Progress) -> str:
+    """Losses, accuracies, speed and the time left."""
+    m = progress.metrics
+    parts = [f"identity {m['identity']:.2f} ({100 * m['identity_accuracy']:.0f} %)"]
+    if "manipulation" in m:
+        parts.append(f"manipulation {m['manipulation']:.2f} ({100 * m['manipulation_accuracy']:.0f} %)")
+    if "probe_accuracy" in m:
+        parts.append(f"probe {100 * m['probe_accuracy']:.0f} %")
+    parts.append(f"{m['views_per_second']:,.0f} views/s")
+    seconds = (progress.steps - progress.step) * progress.seconds / progress.step
+    parts.append("done" if progress.step == progress.steps else f"{clock(seconds)} left")
+    return "  ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    """1:05 or 2:03:04."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

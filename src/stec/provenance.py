@@ -1,0 +1,54 @@
+"""Where a result comes from: commit, versions, hardware."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import torchvision
+
+import stec
+
+
+def commit() -> str:
+    """The commit of the source that runs, with `+changes` if it was edited since; the version if not in git."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", __file__)
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return f"v{stec.__version__}"
+
+
+def hardware(device: torch.device) -> str:
+    """The name of what trains."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def versions() -> dict[str, str]:
+    """Of the software that decides the numbers."""
+    return {
+        "stec": stec.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+    }
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory held so far: on the GPU if that trains, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,117 @@
+"""A run is a folder: config.yaml, metrics.jsonl, checkpoint.pt, encoder.safetensors, summary.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stec.config import Config, load, to_yaml
+from stec.errors import UserError
+
+CONFIG, METRICS, CHECKPOINT, ENCODER, SUMMARY = (
+    "config.yaml",
+    "metrics.jsonl",
+    "checkpoint.pt",
+    "encoder.safetensors",
+    "summary.json",
+)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run. What is replaced is replaced whole: a reader never sees half a file."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, config: Config, recipe: str, force: bool = False) -> RunFolder:
+        """A new folder with its config. An existing one is refused, or emptied of an old run if `force`."""
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file; name another folder with --out")
+        if path.is_dir() and any(path.iterdir()):
+            if not force:
+                raise UserError(
+                    f"{path} exists: continue it with --resume {path}, replace it with --force, or name another --out"
+                )
+            if not (path / CONFIG).is_file():
+                raise UserError(f"{path} is not a run folder; --force replaces only runs")
+            shutil.rmtree(path)
+        path.mkdir(parents=True, exist_ok=True)
+        folder = cls(path)
+        (path / CONFIG).write_text(f"# recipe: {recipe}\n{to_yaml(config)}")
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of a run that exists."""
+        if not (path / CONFIG).is_file():
+            raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
+        return cls(path)
+
+    @property
+    def recipe(self) -> str:
+        """The name of the recipe that the run was started with."""
+        first = (self.path / CONFIG).read_text().partition("\n")[0]
+        return first.removeprefix("# recipe: ").strip()
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint's path."""
+        return self.path / CHECKPOINT
+
+    def config(self) -> Config:
+        """The resolved config that was saved with the run."""
+        return load(str(self.path / CONFIG))
+
+    def add_metrics(self, record: dict[str, Any]) -> None:
+        """Appends a line to metrics.jsonl."""
+        with (self.path / METRICS).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of metrics.jsonl."""
+        path = self.path / METRICS
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+    def forget_metrics_after(self, step: int) -> None:
+        """Drops what an interrupted run had logged beyond its last checkpoint."""
+        kept = [record for record in self.metrics() if record["step"] <= step]
+        with replacing(self.path / METRICS) as path:
+            path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+    def save_encoder(self, state: dict[str, Tensor], metadata: dict[str, str]) -> None:
+        """Writes the encoder's weights."""
+        with replacing(self.path / ENCODER) as path:
+            save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, path, metadata)
+
+    def save_summary(self, summary: dict[str, Any]) -> None:
+        """Writes summary.json."""
+        with replacing(self.path / SUMMARY) as path:
+            path.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a temporary path to write to, which takes the place of `path` only if all went well."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        publish(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def publish(part: Path, path: Path) -> None:
+    """Puts a finished file in its place, in one move that a crash cannot cut in half."""
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(part, path)

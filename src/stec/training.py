@@ -1,0 +1,357 @@
+"""The one loop: act, infer the action, step, and tell how it goes. For all methods.
+
+    summary = pretrain(config, folder, reporter)
+
+Several processes: `torchrun --nproc-per-node 8 -m stec pretrain RECIPE devices=8`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from stec import data, provenance
+from stec.config import Config
+from stec.data import DataSet
+from stec.errors import UserError
+from stec.evaluation.features import extract, extract_frozen
+from stec.evaluation.knn import knn_accuracy
+from stec.evaluation.linear import fit_linear
+from stec.functional import masked_mean
+from stec.method import Losses, Method, create
+from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
+from stec.run import RunFolder, publish
+from stec.views import ViewBatch, Views
+
+METRICS = (
+    "loss",
+    "identity",
+    "manipulation",
+    "identity_accuracy",
+    "manipulation_accuracy",
+    "probe_loss",
+    "probe_accuracy",
+)
+
+
+class Progress(NamedTuple):
+    """How far a run is, for whoever watches it."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    seconds: float
+    metrics: dict[str, float]
+
+
+class Reporter(Protocol):
+    """Watches a run. The library itself prints nothing."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line happened."""
+
+    def progress(self, progress: Progress) -> None:
+        """Metrics were fetched."""
+
+
+class Trainee(nn.Module):
+    """What the optimizer sees: the method, and a linear probe that learns beside it without touching it."""
+
+    def __init__(self, method: Method, classes: int) -> None:
+        super().__init__()
+        self.method = method
+        self.probe = nn.Linear(int(method.encoder.dim), classes) if classes else None  # type: ignore[arg-type]
+
+    def forward(self, batch: ViewBatch, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss to minimise, and the METRICS of this step as one tensor."""
+        losses: Losses = self.method(batch)
+        probe_loss = probe_accuracy = torch.zeros_like(losses.identity)
+        if self.probe is not None:
+            logits = self.probe(losses.features).float()
+            labels = labels.repeat(2)
+            labelled = labels >= 0
+            each = F.cross_entropy(logits, labels.clamp(min=0), reduction="none")
+            probe_loss = masked_mean(each, labelled)
+            probe_accuracy = masked_mean((logits.argmax(dim=1) == labels).float(), labelled)
+        total = losses.total.detach()
+        return losses.total + probe_loss, torch.stack([total, *losses[1:5], probe_loss.detach(), probe_accuracy])
+
+
+def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool = False) -> dict[str, Any]:
+    """Trains, evaluates at the last epoch, writes the run folder, and returns what summary.json holds."""
+    fabric = _fabric(config)
+    dataset = data.load(config.data, fabric.device)
+    if config.batch_size > len(dataset.train):
+        raise UserError(
+            f"batch_size={config.batch_size} is larger than the training set ({len(dataset.train)} images): "
+            "lower batch_size"
+        )
+    if config.batch_size % fabric.world_size:
+        raise UserError(f"batch_size={config.batch_size} does not divide over {fabric.world_size} processes")
+    classes = len(dataset.classes) if dataset.test is not None else 0
+    _note_data(dataset, classes, reporter)
+
+    torch.manual_seed(config.seed)
+    views = Views(**dataclasses.asdict(config.views))
+    method = create(config.method, config.encoder, config.lambda_manip, config.identity, config.manipulation, views)
+    method.encoder.to(memory_format=torch.channels_last)
+    trainee = Trainee(method, classes)
+    loop = _Loop(config, fabric, folder, reporter, dataset, views, trainee)
+    summary: dict[str, Any] = {}
+    if resume:
+        loop.resume()
+    if classes and config.baselines:
+        reporter.note("linear accuracy before training ...")
+        summary |= loop.baselines()
+    loop.run()
+    summary |= loop.evaluate()
+    if fabric.is_global_zero:
+        folder.save_summary(summary)
+    return summary
+
+
+def _fabric(config: Config) -> Fabric:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda: no CUDA device is available here; use device=cpu or device=auto")
+    cuda = config.device != "cpu" and torch.cuda.is_available()
+    bf16 = config.precision == "bf16" or (config.precision == "auto" and cuda and torch.cuda.is_bf16_supported())
+    fabric = Fabric(
+        accelerator="cuda" if cuda else "cpu", devices=config.devices, precision="bf16-mixed" if bf16 else "32-true"
+    )
+    fabric.launch()
+    return fabric
+
+
+def _note_data(dataset: DataSet, classes: int, reporter: Reporter) -> None:
+    test = f", {len(dataset.test):,} to test" if dataset.test is not None else ""
+    labels = f"{classes} classes" if classes else "no labels, so no probe"
+    kept = "resident" if dataset.resident else "streamed"
+    size = f"{dataset.size} px"
+    reporter.note(f"data: {dataset.name}, {len(dataset.train):,} images to train{test}, {size}, {labels}, {kept}")
+    if dataset.skipped:
+        reporter.note(f"data: {len(dataset.skipped)} unreadable image(s) left out")
+
+
+class _Loop:
+    """The state of one training: what `pretrain` sets up, runs, and evaluates."""
+
+    def __init__(
+        self,
+        config: Config,
+        fabric: Fabric,
+        folder: RunFolder,
+        reporter: Reporter,
+        dataset: DataSet,
+        views: Views,
+        trainee: Trainee,
+    ) -> None:
+        self.config, self.fabric, self.folder, self.reporter = config, fabric, folder, reporter
+        self.dataset, self.views, self.trainee = dataset, views, trainee
+        self.rate = scaled_rate(config.optimizer.rate, config.batch_size)
+        plain = [trainee.probe] if trainee.probe is not None else []
+        settings = config.optimizer
+        groups = parameter_groups(trainee, settings.weight_decay, settings.trust, plain)
+        optimizer = LARS(groups, lr=self.rate, momentum=settings.momentum)
+        if fabric.world_size > 1:
+            trainee = nn.SyncBatchNorm.convert_sync_batchnorm(trainee)
+        self.act: Callable[..., ViewBatch] = views
+        if config.compile == "yes" or (config.compile == "auto" and fabric.device.type == "cuda"):
+            trainee.method.encoder.compile()
+            self.act = torch.compile(views)
+        self.model, self.optimizer = fabric.setup(trainee, optimizer)
+        self.steps_per_epoch = len(dataset.train) // config.batch_size
+        self.steps = self.steps_per_epoch * config.epochs
+        self.warmup = round(config.optimizer.warmup_epochs * self.steps_per_epoch)
+        self.epoch = self.step = 0
+        self.seconds = 0.0  # spent training, over all resumptions
+        self.steady: list[float] = []  # seconds per step in every interval
+        self.pending: list[Tensor] = []  # metrics not yet fetched from the device
+        self.since = 0.0
+
+    # --- training ---
+
+    def run(self) -> None:
+        """All epochs that are left."""
+        self.model.train()
+        self.since = time.perf_counter()
+        while self.epoch < self.config.epochs:
+            for batch in self._batches():
+                self._train(batch)
+                if len(self.pending) == self.config.log_every:
+                    self._fetch()
+            self.epoch += 1
+            if self.epoch % self.config.checkpoint_every == 0 or self.epoch == self.config.epochs:
+                self._fetch()
+                self._save()
+
+    def _batches(self) -> Iterator[data.Batch]:
+        """This process's share of an epoch, in an order that seed and epoch alone decide."""
+        seed, rank, world = self.config.seed, self.fabric.global_rank, self.fabric.world_size
+        shuffle = torch.Generator().manual_seed(_mix(seed, self.epoch))
+        order = torch.randperm(len(self.dataset.train), generator=shuffle)
+        torch.manual_seed(_mix(seed, self.epoch, rank + 1))  # the actions; a resumed run repeats them exactly
+        share = order[: self.steps_per_epoch * self.config.batch_size][rank::world]
+        yield from self.dataset.train.batches(share, self.config.batch_size // world)
+
+    def _train(self, batch: data.Batch) -> None:
+        views = self.act(batch.images, batch.sizes)
+        views = views._replace(images=views.images.contiguous(memory_format=torch.channels_last))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate()
+        loss, metrics = self.model(views, batch.labels)
+        self.optimizer.zero_grad()
+        self.fabric.backward(loss)
+        self.optimizer.step()
+        self.step += 1
+        self.trainee.method.after_step(self.step / self.steps)
+        self.pending.append(metrics)
+
+    def _rate(self) -> float:
+        return self.rate * warmup_cosine(self.step, self.steps, self.warmup)
+
+    def _fetch(self) -> None:
+        """Brings the metrics of the last steps to the host: the only place where the loop waits for the device."""
+        if not self.pending:
+            return
+        values = torch.stack(self.pending)  # (steps, METRICS)
+        finite = values[:, 0].isfinite()
+        mean, good = values.mean(dim=0).tolist(), finite.tolist()
+        now = time.perf_counter()
+        elapsed, self.since = now - self.since, now
+        self.seconds += elapsed
+        self.steady.append(elapsed / len(good))
+        if not all(good):
+            self._diverged(self.step - len(good) + good.index(False))
+        self.pending = []
+        views_per_second = 2 * self.config.batch_size / self.steady[-1]
+        metrics = dict(zip(METRICS, mean, strict=True))
+        if self.trainee.method.manipulation is None:
+            metrics = {k: v for k, v in metrics.items() if not k.startswith("manipulation")}
+        if self.trainee.probe is None:
+            metrics = {k: v for k, v in metrics.items() if not k.startswith("probe")}
+        metrics |= {"rate": self._rate(), "views_per_second": views_per_second}
+        epoch = self.step / self.steps_per_epoch
+        if self.fabric.is_global_zero:
+            record = {"step": self.step, "epoch": round(epoch, 4), "seconds": round(self.seconds, 3), **metrics}
+            self.folder.add_metrics(record)
+            progress = Progress(self.epoch, self.config.epochs, self.step, self.steps, self.seconds, metrics)
+            self.reporter.progress(progress)
+
+    def _diverged(self, step: int) -> None:
+        rate = self.rate * warmup_cosine(step, self.steps, self.warmup)
+        kept = f"{self.folder.checkpoint} is from before" if self.folder.checkpoint.exists() else "no checkpoint yet"
+        raise UserError(
+            f"the loss became NaN or infinite at step {step} (learning rate {rate:.4g}; {kept}): "
+            "lower optimizer.rate or lengthen optimizer.warmup_epochs"
+        )
+
+    # --- checkpoints ---
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "epoch": self.epoch,
+            "step": self.step,
+            "seconds": self.seconds,
+            "data_fingerprint": self.dataset.fingerprint,
+        }
+
+    def _save(self) -> None:
+        part = self.folder.checkpoint.with_name(".checkpoint.pt.part")
+        self.fabric.save(part, self._state())
+        if self.fabric.is_global_zero:
+            publish(part, self.folder.checkpoint)
+
+    def resume(self) -> None:
+        """Continues from the last checkpoint, if there is one."""
+        if not self.folder.checkpoint.exists():
+            self.reporter.note("no checkpoint yet: starting from the beginning")
+            self.folder.forget_metrics_after(0)
+            return
+        state = self._state()
+        try:
+            self.fabric.load(self.folder.checkpoint, state)
+        except (RuntimeError, KeyError, EOFError) as error:
+            raise UserError(f"{self.folder.checkpoint} cannot be read: {str(error).splitlines()[0]}") from None
+        if state["data_fingerprint"] != self.dataset.fingerprint:
+            raise UserError(f"the data changed since {self.folder.checkpoint} was written; start a new run")
+        self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
+        self.folder.forget_metrics_after(self.step)
+        self.reporter.note(f"resumed at epoch {self.epoch} of {self.config.epochs}")
+
+    # --- evaluation ---
+
+    def baselines(self) -> dict[str, Any]:
+        """What a linear classifier reads from the untrained encoder, and from the pixels themselves."""
+        fresh = self._fresh_encoder()
+        return {
+            "linear_untrained": self._linear(lambda split: extract_frozen(fresh, self.views, split)),
+            "linear_pixels": self._linear(lambda split: extract(lambda x: x.flatten(1), self.views, split)),
+        }
+
+    def _fresh_encoder(self) -> nn.Module:
+        """The encoder as the seed made it, also in a run that was resumed."""
+        config = self.config
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)
+            encoder = create(config.method, config.encoder, views=self.views).encoder
+        return encoder.to(self.fabric.device, memory_format=torch.channels_last)
+
+    def _linear(self, features: Callable[..., tuple[Tensor, Tensor]]) -> float:
+        train, test = features(self.dataset.train), features(self.dataset.test)
+        return round(fit_linear(*train, *test, len(self.dataset.classes)).accuracy, 2)
+
+    def evaluate(self) -> dict[str, Any]:
+        """The last epoch's accuracies, and where they come from."""
+        config, dataset = self.config, self.dataset
+        encoder = self.trainee.method.encoder
+        results: dict[str, Any] = {"linear_online": None, "linear": None, "knn": None}
+        if self.trainee.probe is not None and dataset.test is not None:
+            self.reporter.note("linear accuracy after training ...")
+            with self.fabric.autocast():
+                train = extract_frozen(encoder, self.views, dataset.train)
+                test = extract_frozen(encoder, self.views, dataset.test)
+            classes = len(dataset.classes)
+            with torch.no_grad():
+                right = self.trainee.probe(test[0]).argmax(dim=1) == test[1]
+            results["linear_online"] = round(100 * right.float().mean().item(), 2)
+            results["linear"] = round(fit_linear(*train, *test, classes).accuracy, 2)
+            results["knn"] = round(knn_accuracy(*train, *test, classes), 2)
+        if self.fabric.is_global_zero:
+            about = {"encoder": config.encoder, "method": config.method}
+            self.folder.save_encoder(encoder.state_dict(), about)
+        steady = sorted(self.steady)[len(self.steady) // 2] if self.steady else None  # median, past compilation
+        metrics = self.folder.metrics()
+        return {
+            "method": config.method,
+            "recipe": self.folder.recipe,
+            "seed": config.seed,
+            "epochs": config.epochs,
+            **results,
+            "final_metrics": metrics[-1] if metrics else None,
+            "views_per_second": round(2 * config.batch_size / steady) if steady else None,
+            "peak_memory_bytes": provenance.peak_memory_bytes(self.fabric.device),
+            "seconds": round(self.seconds, 1),
+            "data": dataset.name,
+            "data_fingerprint": dataset.fingerprint,
+            "device": provenance.hardware(self.fabric.device),
+            "processes": self.fabric.world_size,
+            "commit": provenance.commit(),
+            "skipped_images": len(dataset.skipped),
+            **provenance.versions(),
+        }
+
+
+def _mix(*numbers: int) -> int:
+    """One seed from several numbers, well apart from its neighbours."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint32)[0])

@@ -1,0 +1,173 @@
+"""Views: acting on images, in batches on the device that trains, and keeping a copy of every action.
+
+Paper, appendix "Input transformations": random crop -> mirror -> colour jitter -> grey -> blur -> solarize.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stec import pixels
+from stec.actions import EfferenceCopy, Glimpse
+
+TRIES = 10  # to find a crop that fits, as in torchvision
+BLUR_SIGMA = (0.1, 2.0)  # at a side of 224 pixels, scaled with it
+
+
+class ViewBatch(NamedTuple):
+    """Two views of each image of a batch, and the copy of what was done."""
+
+    images: Tensor  # (2B, 3, S, S) in [0, 1]: all first views, then all second ones
+    copy: EfferenceCopy
+
+    @property
+    def first(self) -> Tensor:
+        """x, (B, 3, S, S)"""
+        return self.images[: len(self.images) // 2]
+
+    @property
+    def second(self) -> Tensor:
+        """x', (B, 3, S, S)"""
+        return self.images[len(self.images) // 2 :]
+
+
+class Views(nn.Module):
+    """Makes two random views of every image and reports how.
+
+    Args:
+        size: side of a view in pixels.
+        area: range of the crop's area relative to the image.
+        aspect: range of the crop's width over height, drawn log-uniformly.
+        mirror: probability of mirroring left and right.
+        jitter: (u, v): factors of brightness, contrast and saturation from [1 - u, 1 + u], hue offset from [-v, v].
+        jitter_probability: probability that a view's colours are jittered.
+        grey: probability of losing all colour.
+        blur: probability of a Gaussian blur (a kernel of 10 % of the side).
+        solarize: probability of inverting what is at least half bright.
+        test_crop: side of the central square that `plain` keeps, relative to the shorter side of the image.
+
+    Example:
+        >>> views = Views(size=32)
+        >>> batch = views(torch.zeros(8, 3, 32, 32, dtype=torch.uint8))
+        >>> batch.first.shape, batch.copy.first.crop.shape
+        (torch.Size([8, 3, 32, 32]), torch.Size([8, 4]))
+    """
+
+    def __init__(
+        self,
+        size: int = 32,
+        area: tuple[float, float] = (0.08, 1.0),
+        aspect: tuple[float, float] = (3 / 4, 4 / 3),
+        mirror: float = 0.5,
+        jitter: tuple[float, float] = (0.4, 0.1),
+        jitter_probability: float = 0.8,
+        grey: float = 0.2,
+        blur: float = 0.0,
+        solarize: float = 0.0,
+        test_crop: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.size, self.area, self.aspect, self.mirror = size, area, aspect, mirror
+        self.jitter, self.jitter_probability = jitter, jitter_probability
+        self.grey, self.blur, self.solarize = grey, blur, solarize
+        self.test_crop = test_crop
+        self.kernel = int(0.1 * size) // 2 * 2 + 1
+
+    def forward(self, images: Tensor, sizes: Tensor | None = None) -> ViewBatch:
+        """Acts twice on every image.
+
+        Args:
+            images: (B, 3, H, W), uint8, or float in [0, 1].
+            sizes: (B, 2) true height and width of images that were squashed to H x W; theirs if left out. Crops are
+                drawn in the true proportions.
+        """
+        sizes = _sizes(images, sizes)
+        glimpse = self.sample(torch.cat([sizes, sizes]))
+        copy = EfferenceCopy(glimpse.rows(slice(len(images))), glimpse.rows(slice(len(images), None)))
+        return ViewBatch(self.render(torch.cat([images, images]), glimpse), copy)
+
+    def sample(self, sizes: Tensor) -> Glimpse:
+        """Draws an action for every image, given their heights and widths (N, 2)."""
+        n, device = len(sizes), sizes.device
+
+        def chance(probability: float) -> Tensor:
+            return torch.rand(n, device=device) < probability
+
+        u, v = self.jitter
+        spread = torch.tensor([u, u, u, v], device=device)
+        neutral = torch.tensor([1.0, 1.0, 1.0, 0.0], device=device)
+        jittered = chance(self.jitter_probability)[:, None]
+        colour = torch.where(jittered, neutral + spread * (2 * torch.rand(n, 4, device=device) - 1), neutral)
+        low, high = (sigma * self.size / 224 for sigma in BLUR_SIGMA)
+        sigma = low + (high - low) * torch.rand(n, device=device)
+        return Glimpse(
+            crop=_sample_crops(sizes, self.area, self.aspect),
+            source=sizes,
+            mirrored=chance(self.mirror),
+            colour=colour,
+            order=torch.rand(n, 4, device=device).argsort(dim=1),
+            grey=chance(self.grey),
+            blur=torch.where(chance(self.blur), sigma, 0.0),
+            solarized=chance(self.solarize),
+        )
+
+    def render(self, images: Tensor, glimpse: Glimpse) -> Tensor:
+        """Carries out the actions: (N, 3, H, W) images -> (N, 3, S, S) views in [0, 1]."""
+        views = self._look(images, glimpse.crop, glimpse.source, glimpse.mirrored)
+        if self.jitter_probability > 0:
+            views = pixels.colour_jitter(views, glimpse.colour, glimpse.order)
+        if self.grey > 0:
+            views = pixels.apply_where(glimpse.grey, lambda x: pixels.to_grey(x).expand_as(x), views)
+        if self.blur > 0:
+            blurred = glimpse.blur > 0
+            views = pixels.apply_where(
+                blurred, lambda x, sigma: pixels.gaussian_blur(x, sigma, self.kernel), views, glimpse.blur
+            )
+        if self.solarize > 0:
+            views = pixels.apply_where(glimpse.solarized, pixels.solarize, views)
+        return views
+
+    def plain(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
+        """The unaugmented view for evaluation: the central square. (B, 3, H, W) -> (B, 3, S, S) in [0, 1]"""
+        sizes = _sizes(images, sizes)
+        side = sizes.amin(dim=1, keepdim=True) * self.test_crop
+        crop = torch.cat([(sizes - side) / 2, side, side], dim=1)
+        return self._look(images, crop, sizes, torch.zeros(len(images), dtype=torch.bool, device=images.device))
+
+    def _look(self, images: Tensor, crop: Tensor, source: Tensor, mirrored: Tensor) -> Tensor:
+        floats = images.float() / 255 if images.dtype == torch.uint8 else images
+        stored = torch.tensor(images.shape[-2:], device=images.device)
+        return pixels.crop_and_resize(floats, crop * (stored / source).repeat(1, 2), mirrored, self.size)
+
+
+def _sizes(images: Tensor, sizes: Tensor | None) -> Tensor:
+    if sizes is not None:
+        return sizes.float()
+    height, width = images.shape[-2:]
+    return torch.tensor([[height, width]], dtype=torch.float32, device=images.device).repeat(len(images), 1)
+
+
+def _sample_crops(sizes: Tensor, area: tuple[float, float], aspect: tuple[float, float]) -> Tensor:
+    """Rectangles as torchvision's `RandomResizedCrop` draws them. (N, 2) heights, widths -> (N, 4)"""
+    n, device = len(sizes), sizes.device
+    H, W = sizes[:, :1], sizes[:, 1:]  # (N, 1)
+    wanted = H * W * (area[0] + (area[1] - area[0]) * torch.rand(n, TRIES, device=device))
+    low, high = math.log(aspect[0]), math.log(aspect[1])
+    ratio = torch.exp(low + (high - low) * torch.rand(n, TRIES, device=device))
+    width, height = (wanted * ratio).sqrt().round(), (wanted / ratio).sqrt().round()
+    fits = (width > 0) & (width <= W) & (height > 0) & (height <= H)
+    chosen = fits.int().argmax(dim=1, keepdim=True)  # the first try that fits
+    height, width = height.gather(1, chosen), width.gather(1, chosen)
+    top = (torch.rand(n, 1, device=device) * (H - height + 1)).floor().clamp(max=H - height)
+    left = (torch.rand(n, 1, device=device) * (W - width + 1)).floor().clamp(max=W - width)
+
+    # None fits (long, thin images): the largest central crop whose aspect is in range.
+    whole_width = torch.minimum(W, (H * aspect[1]).round())
+    whole_height = torch.minimum(H, (W / aspect[0]).round())
+    centre = [((H - whole_height) / 2).floor(), ((W - whole_width) / 2).floor(), whole_height, whole_width]
+    crop = torch.cat([top, left, height, width], dim=1)
+    return torch.where(fits.any(dim=1, keepdim=True), crop, torch.cat(centre, dim=1))
