@@ -98,7 +98,7 @@ def test_timm_agrees_without_decay_when_told_to_adapt_all_the_same():
         ([0.0, 0.0], [3.0, 4.0], 0.1, [-3.0, -4.0]),  # no weight: a plain step
         ([0.0, 0.0], [0.0, 0.0], 0.1, [0.0, 0.0]),
         ([3.0, 4.0], [0.0, 0.0], 0.1, [2.7, 3.6]),  # decay alone: d = 0.1 w, so the step is trust * w
-        ([3.0, 4.0], [-0.3, -0.4], 0.1, [3.0, 4.0]),  # gradient and decay cancel
+        ([3.0, 4.0], [-1.5, -2.0], 0.5, [3.0, 4.0]),  # gradient and decay cancel
         ([3.0, 4.0], [4.0, -3.0], 0.0, [2.6, 4.3]),  # step of length trust * |w| against g
     ],
 )

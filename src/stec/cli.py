@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,8 @@ app = typer.Typer(
 console = Console()
 
 Words = Annotated[
-    list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe, and keys to change in it.")
+    list[str] | None,
+    typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe, and keys to change in it."),
 ]
 
 
@@ -103,7 +105,9 @@ def data_command(
     table.add_row("name", dataset.name)
     table.add_row("to train", f"{len(dataset.train):,} images, {int((dataset.train.labels >= 0).sum()):,} labelled")
     table.add_row("to test", f"{len(dataset.test):,} images" if dataset.test is not None else "none")
-    table.add_row("classes", f"{len(dataset.classes)}: {', '.join(dataset.classes[:10])}" if dataset.classes else "none")
+    table.add_row(
+        "classes", f"{len(dataset.classes)}: {', '.join(dataset.classes[:10])}" if dataset.classes else "none"
+    )
     table.add_row("kept at", f"{dataset.size} x {dataset.size} px, {'in memory' if dataset.resident else 'streamed'}")
     table.add_row("unreadable", str(len(dataset.skipped)))
     table.add_row("fingerprint", dataset.fingerprint)
@@ -165,6 +169,10 @@ def main() -> None:
         level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_time=False, show_path=False)]
     )  # fmt: skip
     logging.getLogger("stec").setLevel(logging.INFO)
+    for chatty in ("lightning_fabric", "lightning.fabric"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    # Inductor suggests TensorFloat32; crops and logits are kept exact on purpose.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     try:
         app()
     except UserError as error:

@@ -42,7 +42,10 @@ class ViewsConfig:
     area: tuple[float, float] = (0.08, 1.0)  # of the crop, relative to the image
     aspect: tuple[float, float] = (3 / 4, 4 / 3)  # width over height of the crop, log-uniform
     mirror: float = 0.5  # probability
-    jitter: tuple[float, float] = (0.4, 0.1)  # u: brightness, contrast and saturation in 1 +- u; v: hue in +- v
+    jitter: tuple[float, float] = (
+        0.4,
+        0.1,
+    )  # u: brightness, contrast and saturation in 1 +- u; v: hue in +- v
     jitter_probability: float = 0.8
     grey: float = 0.2  # probability
     blur: float = 0.0  # probability
@@ -123,7 +126,7 @@ def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
     for layer in [*reversed(list(_layers(recipe))), _dotlist(words)]:
         _check_keys(layer)
         try:
-            tree = OmegaConf.unsafe_merge(tree, layer)
+            tree = OmegaConf.unsafe_merge(tree, layer)  # type: ignore[assignment]
         except OmegaConfBaseException as error:
             key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
             raise UserError(f"{key}{str(error).splitlines()[0]}") from None
@@ -199,7 +202,7 @@ def _check_keys(layer: DictConfig) -> None:
 
     def walk(node: DictConfig, prefix: str) -> None:
         for name in node:
-            key = f"{prefix}{name}"
+            key = f"{prefix}{name!s}"
             if key not in known:
                 tails = {k.rpartition(".")[2]: k for k in known}
                 tail = str(name)

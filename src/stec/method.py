@@ -1,6 +1,6 @@
 """A method is a pairing: an identity model, with or without a manipulation model, found by name.
 
-    L = L_id + lambda_manip L_manip          (L_reg is weight decay, in the optimizer)
+L = L_id + lambda_manip L_manip          (L_reg is weight decay, in the optimizer)
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def create(
         raise UserError(f"unknown method '{name}': {nearest(name, METHODS)} ('stec methods' lists them)")
     pairing = METHODS[name]
     network = create_encoder(encoder) if isinstance(encoder, str) else encoder
-    if not isinstance(getattr(network, "dim", None), int):
+    dim = getattr(network, "dim", None)
+    if not isinstance(dim, int):
         raise UserError(f"the encoder {type(network).__name__} needs an integer attribute 'dim', its feature dimension")
     identity_model = IDENTITIES[pairing.identity](network, _settings(IdentityConfig, identity))
     manipulation_model = None

@@ -24,8 +24,9 @@ class LARS(torch.optim.Optimizer):
         v = momentum * v + local * d
         w = w - lr * v
 
-    As in google-research/simclr the norm is that of the gradient with its decay, and a weight decay of 0 does not
-    switch LARS off; unlike there, and as in `torch.optim.SGD`, the rate stays outside of the momentum buffer v.
+    As in google-research/simclr the norm is that of the gradient with its decay, and a weight decay of 0 does
+    not switch LARS off; unlike there, and as in `torch.optim.SGD`, the rate stays outside of the momentum
+    buffer v.
 
     Nothing in a step waits for the device. The tensors of a group must be on one device.
 
@@ -76,12 +77,12 @@ class LARS(torch.optim.Optimizer):
         return loss
 
     def _step_group(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        directions: list[Tensor] = [w.grad for w in weights if w.grad is not None]  # d
+        directions = [w.grad for w in weights if w.grad is not None]  # d
         if group["weight_decay"]:
-            directions = torch._foreach_add(directions, weights, alpha=group["weight_decay"])
+            directions = list(torch._foreach_add(directions, weights, alpha=group["weight_decay"]))
         if group["trust"]:
             local = _local_rates(weights, directions, group["trust"])
-            directions = torch._foreach_mul(directions, local)
+            directions = list(torch._foreach_mul(directions, local))
 
         buffers = [self._buffer(w) for w in weights]  # v
         torch._foreach_mul_(buffers, group["momentum"])
@@ -117,9 +118,9 @@ def parameter_groups(
     ==================================================  =====  =====
 
     Vectors are the biases, and what has at most one axis longer than 1 and does not belong to a linear or
-    convolutional layer: layer scales and class tokens of vision transformers, norms that a library wrote itself.
-    Position embeddings are weights. Parameters that require no gradient are left out, shared ones come once,
-    and there are no empty groups.
+    convolutional layer: layer scales and class tokens of vision transformers, norms that a library wrote
+    itself. Position embeddings are weights. Parameters that require no gradient are left out, shared ones
+    come once, and there are no empty groups.
 
     Args:
         model: All that is to be trained.
@@ -167,7 +168,8 @@ def _is_vector(owner: nn.Module, parameter: nn.Parameter) -> bool:
 def warmup_cosine(step: int, total: int, warmup: int) -> float:
     """Factor for the base learning rate at one optimizer step: linear warm-up, then half a cosine down to 0.
 
-    Step `warmup - 1` ends the warm-up with factor 1; the factor is 0 at `step == total`, one after the last step.
+    Step `warmup - 1` ends the warm-up with factor 1; the factor reaches 0 at `step == total`, right after the
+    last step.
 
     Args:
         step: Steps already done: 0 for the first one, whose factor is 1 / warmup.

@@ -21,7 +21,10 @@ class Watcher:
         self.console = console
         self.live = console.is_terminal
         self.bar = Bar(
-            TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[line]}"), console=console
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[line]}"),
+            console=console,
         )
         self.task = self.bar.add_task("", total=None, line="", visible=False)
         self.last = time.monotonic()

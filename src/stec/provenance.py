@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import subprocess
@@ -15,7 +16,10 @@ import stec
 
 
 def commit() -> str:
-    """The commit of the source that runs, with `+changes` if it was edited since; the version if not in git."""
+    """The commit of the source that runs, with `+changes` if it was edited since.
+
+    Where the source is a copy without git, as in a container, $STEC_COMMIT may name it; failing that, the version.
+    """
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]
@@ -26,7 +30,7 @@ def commit() -> str:
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return f"v{stec.__version__}"
+        return os.environ.get("STEC_COMMIT", f"v{stec.__version__}")
 
 
 def hardware(device: torch.device) -> str:

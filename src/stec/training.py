@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from stec import data, provenance
@@ -30,6 +29,11 @@ from stec.method import Losses, Method, create
 from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
 from stec.run import RunFolder, publish
 from stec.views import ViewBatch, Views
+
+try:
+    from lightning_fabric import Fabric
+except ImportError:  # the same code inside of the larger `lightning` package
+    from lightning.fabric import Fabric  # type: ignore[no-redef]
 
 METRICS = (
     "loss",
@@ -125,7 +129,9 @@ def _fabric(config: Config) -> Fabric:
     cuda = config.device != "cpu" and torch.cuda.is_available()
     bf16 = config.precision == "bf16" or (config.precision == "auto" and cuda and torch.cuda.is_bf16_supported())
     fabric = Fabric(
-        accelerator="cuda" if cuda else "cpu", devices=config.devices, precision="bf16-mixed" if bf16 else "32-true"
+        accelerator="cuda" if cuda else "cpu",
+        devices=config.devices,
+        precision="bf16-mixed" if bf16 else "32-true",
     )
     fabric.launch()
     return fabric
@@ -241,9 +247,15 @@ class _Loop:
         metrics |= {"rate": self._rate(), "views_per_second": views_per_second}
         epoch = self.step / self.steps_per_epoch
         if self.fabric.is_global_zero:
-            record = {"step": self.step, "epoch": round(epoch, 4), "seconds": round(self.seconds, 3), **metrics}
+            record = {
+                "step": self.step,
+                "epoch": round(epoch, 4),
+                "seconds": round(self.seconds, 3),
+                **metrics,
+            }
             self.folder.add_metrics(record)
-            progress = Progress(self.epoch, self.config.epochs, self.step, self.steps, self.seconds, metrics)
+            begun = -(-self.step // self.steps_per_epoch)
+            progress = Progress(begun, self.config.epochs, self.step, self.steps, self.seconds, metrics)
             self.reporter.progress(progress)
 
     def _diverged(self, step: int) -> None:
@@ -305,7 +317,7 @@ class _Loop:
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
             encoder = create(config.method, config.encoder, views=self.views).encoder
-        return encoder.to(self.fabric.device, memory_format=torch.channels_last)
+        return encoder.to(self.fabric.device).to(memory_format=torch.channels_last)
 
     def _linear(self, features: Callable[..., tuple[Tensor, Tensor]]) -> float:
         train, test = features(self.dataset.train), features(self.dataset.test)

@@ -98,10 +98,8 @@ class Views(nn.Module):
             return torch.rand(n, device=device) < probability
 
         u, v = self.jitter
-        spread = torch.tensor([u, u, u, v], device=device)
-        neutral = torch.tensor([1.0, 1.0, 1.0, 0.0], device=device)
-        jittered = chance(self.jitter_probability)[:, None]
-        colour = torch.where(jittered, neutral + spread * (2 * torch.rand(n, 4, device=device) - 1), neutral)
+        change = (2 * torch.rand(n, 4, device=device) - 1) * chance(self.jitter_probability)[:, None]
+        colour = torch.cat([1 + u * change[:, :3], v * change[:, 3:]], dim=1)
         low, high = (sigma * self.size / 224 for sigma in BLUR_SIGMA)
         sigma = low + (high - low) * torch.rand(n, device=device)
         return Glimpse(
@@ -140,15 +138,17 @@ class Views(nn.Module):
 
     def _look(self, images: Tensor, crop: Tensor, source: Tensor, mirrored: Tensor) -> Tensor:
         floats = images.float() / 255 if images.dtype == torch.uint8 else images
-        stored = torch.tensor(images.shape[-2:], device=images.device)
-        return pixels.crop_and_resize(floats, crop * (stored / source).repeat(1, 2), mirrored, self.size)
+        top, left, height, width = crop.unbind(1)
+        vertical, horizontal = images.shape[-2] / source[:, 0], images.shape[-1] / source[:, 1]
+        stored = torch.stack([top * vertical, left * horizontal, height * vertical, width * horizontal], dim=1)
+        return pixels.crop_and_resize(floats, stored, mirrored, self.size)
 
 
 def _sizes(images: Tensor, sizes: Tensor | None) -> Tensor:
     if sizes is not None:
         return sizes.float()
-    height, width = images.shape[-2:]
-    return torch.tensor([[height, width]], dtype=torch.float32, device=images.device).repeat(len(images), 1)
+    sides = [torch.full((len(images),), float(side), device=images.device) for side in images.shape[-2:]]
+    return torch.stack(sides, dim=1)
 
 
 def _sample_crops(sizes: Tensor, area: tuple[float, float], aspect: tuple[float, float]) -> Tensor:

@@ -175,7 +175,7 @@ def test_features_of_inference_mode_half_precision_and_autocast():
     [
         (
             lambda x, y: (x, y[:-1]),
-            r"training features \(600, 12\) and labels \(599,\) should be \(N, D\) and \(N,\)",
+            r"training features and labels are \(600, 12\) and \(599,\), expected",
         ),
         (lambda x, y: (x, y * 0 - 1), "no training image has a label"),
         (lambda x, y: (x, y + 1), "training labels go from 1 to 3, expected 0 to 2"),

@@ -30,7 +30,8 @@ def test_features_have_the_announced_dimension(name):
     assert features.shape == (2, encoder.dim)
 
 
-# Parameters of torchvision's models less those of fc (513,000 and 2,049,000); a 3 x 3 stem has 64 * 3 * (49 - 9) fewer.
+# Parameters of torchvision's models less those of fc (513,000 and 2,049,000);
+# a 3 x 3 stem has 64 * 3 * (49 - 9) fewer.
 @pytest.mark.parametrize(
     ("name", "dim", "parameters"),
     [

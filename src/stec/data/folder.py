@@ -102,11 +102,15 @@ def _split_folders(root: Path) -> tuple[Path, list[Path]]:
 
 def _image_names(root: Path, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
     """Names relative to root of all images below it, sorted; follows links, but not in circles."""
-    status = os.stat(root / folder)
+    try:
+        status = os.stat(root / folder)
+        entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(f"cannot look into {root / folder}: {error.strerror}") from None
     here = (status.st_dev, status.st_ino)
     if here in above:
         return
-    for entry in sorted(os.scandir(root / folder), key=lambda entry: entry.name):
+    for entry in entries:
         if entry.name.startswith("."):
             continue
         if entry.is_dir():

@@ -68,13 +68,11 @@ def load(config: DataConfig, device: torch.device) -> DataSet:
             skipped += taken.skipped
         else:
             splits.append(StreamedSplit(part, config.size, device, config.workers))
-        # Arrays have one content wherever they are kept; pixels of files are known only once they are resident.
+        # Arrays have one content wherever they are kept; the pixels of files are known once resident.
         decoded = resident and isinstance(part, FilePictures)
         digests.append(taken.digest if decoded else _digest(part.content()))
     test = splits[1] if len(splits) > 1 else None
-    data = DataSet(
-        found.name, splits[0], test, found.classes, config.size, _short(digests), resident, tuple(skipped)
-    )
+    data = DataSet(found.name, splits[0], test, found.classes, config.size, _short(digests), resident, tuple(skipped))
     logger.info(
         "%s: %d images to train, %d to test, %d classes, %s",
         data.name,

@@ -24,10 +24,7 @@ _GROUND = (0.31, 0.37, 0.44)  # red, green, blue from 0 to 1
 _OBJECT = (0.87, 0.66, 0.38)
 _COLOUR_SHIFT = 0.012  # standard deviation per image and channel
 _NOISE = 0.04  # standard deviation per pixel and channel
-_RADIUS = (
-    0.22,
-    0.40,
-)  # of the circle around an object that is alone in its image, relative to the image's side
+_RADIUS = (0.22, 0.40)  # of the circle around an object alone in its image, relative to the image's side
 
 
 @dataclass(frozen=True)
@@ -36,9 +33,7 @@ class Shapes:
 
     images: Tensor  # uint8 (N, 3, S, S)
     labels: Tensor  # int64 (N, K): index into CLASSES
-    boxes: (
-        Tensor  # float32 (N, K, 4): left, top, right, bottom of the visible part in pixels; zeros if hidden
-    )
+    boxes: Tensor  # float32 (N, K, 4): left, top, right, bottom of the visible part, in pixels; zeros if none
     masks: Tensor  # bool (N, K, S, S): pixels whose centre lies in the visible part
 
 
@@ -139,7 +134,7 @@ def _distances(layout: _Layout, labels: np.ndarray, k: int, size: int) -> np.nda
 
 
 def boxes_of(masks: Tensor) -> Tensor:
-    """The tight box around each mask, (..., S, S) -> (..., 4): left, top, right, bottom; zeros if it is empty."""
+    """The tight box around each mask, (..., S, S) -> (..., 4): left, top, right, bottom; zeros if empty."""
     ends = []
     for axis in (-2, -1):
         filled = masks.any(axis)  # columns, then rows

@@ -26,9 +26,7 @@ class Batch:
     """Images as they enter training, before any augmentation."""
 
     images: Tensor  # uint8 (B, 3, S, S), on the device
-    sizes: (
-        Tensor  # float32 (B, 2): true height and width of each source image before it was squashed to S x S
-    )
+    sizes: Tensor  # float32 (B, 2): true height and width of each image, before it was squashed to S x S
     labels: Tensor  # int64 (B,); -1 where there is none
 
 
@@ -94,9 +92,9 @@ class StreamedSplit:
             yield Batch(*(t.to(self._device, non_blocking=True) for t in (block.images, block.sizes, labels)))
 
     def _note(self, failures: Iterable[Failure]) -> None:
-        new = [failure for failure in failures if failure.name not in self._failed]
-        self._failed.update((failure.name, failure) for failure in new)
-        report_failures(new, "replaced by another image")
+        new = {failure.name: failure for failure in failures if failure.name not in self._failed}
+        self._failed.update(new)
+        report_failures(new.values(), "replaced by another image")
         check_failures(list(self._failed.values()), len(self))
 
 
@@ -153,9 +151,7 @@ def take(pictures: Pictures, size: int, device: torch.device, workers: int) -> T
     labels = pictures.labels[torch.cat(kept)]
     all_sizes = torch.cat(sizes)
     digest.update(all_sizes.numpy().tobytes() + labels.numpy().tobytes())
-    return Taken(
-        ResidentSplit(images[:filled], all_sizes, labels), tuple(f.name for f in failures), digest.digest()
-    )
+    return Taken(ResidentSplit(images[:filled], all_sizes, labels), tuple(f.name for f in failures), digest.digest())
 
 
 def _in_order(

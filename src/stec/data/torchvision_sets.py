@@ -30,7 +30,7 @@ def open_stl10(root: Path, size: int, download: bool) -> Collection:
     """STL-10: trains on the labelled and the unlabelled images, whose label is -1."""
     parts = (_open(datasets.STL10, "stl10", root, download, split=s) for s in ("train+unlabeled", "test"))
     train, test = (
-        ArrayPictures(part.data.transpose(0, 2, 3, 1), torch.from_numpy(part.labels.astype(np.int64)), size)
+        ArrayPictures(part.data.transpose(0, 3, 2, 1), torch.from_numpy(part.labels.astype(np.int64)), size)
         for part in parts
     )
     return Collection("stl10", train, test, _STL10_CLASSES)
@@ -41,8 +41,8 @@ def open_imagenet(root: Path, size: int) -> Collection:
     for split in ("train", "val"):
         if not (root / split).is_dir():
             raise UserError(
-                f"data.root={root}: no folder '{split}'; ImageNet needs train/ and val/ with a folder per "
-                "class. torchvision.datasets.ImageNet(root, split) unpacks the archives that image-net.org gives out"
+                f"data.root={root}: no folder '{split}'; it needs train/ and val/ with a folder per class "
+                "(torchvision.datasets.ImageNet(root, split) unpacks the archives from image-net.org)"
             )
     train, test = list_images(root / "train"), list_images(root / "val")
     for listing in (train, test):

@@ -35,8 +35,6 @@ def extract_frozen(encoder: nn.Module, views: Views, split: Split) -> tuple[Tens
     encoder.eval()
     try:
         # .forward and not a call: evaluation has its own batch size, for which a compiled encoder would compile anew.
-        return extract(
-            lambda x: encoder.forward(x.contiguous(memory_format=torch.channels_last)), views, split
-        )
+        return extract(lambda x: encoder.forward(x.contiguous(memory_format=torch.channels_last)), views, split)
     finally:
         encoder.train(training)

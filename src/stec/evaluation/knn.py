@@ -22,8 +22,8 @@ def knn_accuracy(
 ) -> float:
     """Accuracy in percent of the weighted k-nearest-neighbour classifier of https://arxiv.org/abs/1805.01978.
 
-    The k training rows with the highest cosine similarity s to a test row vote for their classes, with weights
-    exp(s / temperature).
+    The k training rows with the highest cosine similarity s to a test row vote for their classes, with
+    weights exp(s / temperature).
 
     Args:
         train_features: (N, D), on any device, which then does all the work.

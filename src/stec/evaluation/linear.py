@@ -43,10 +43,10 @@ def fit_linear(
 ) -> LinearResult:
     """Train a linear classifier on frozen features and test it.
 
-    Features are standardised with the mean and standard deviation of the training rows. The classifier minimises
-    the mean cross-entropy + penalty / 2 * |W|^2 by full-batch L-BFGS. The penalty is the one of `PENALTIES` that
-    is best on a tenth of the training rows, held out; then all training rows are fitted again. The test set has
-    no part in any choice, and the same features always give the same result.
+    Features are standardised with the mean and standard deviation of the training rows. The classifier
+    minimises the mean cross-entropy + penalty / 2 * |W|^2 by full-batch L-BFGS. The penalty is the one of
+    `PENALTIES` that is best on a tenth of the training rows, held out; then all training rows are fitted
+    again. The test set has no part in any choice, and the same features always give the same result.
 
     Args:
         train_features: (N, D), on any device, which then does all the work.
@@ -82,9 +82,8 @@ def labelled_rows(features: Tensor, labels: Tensor, classes: int, which: str) ->
         which: What the error message calls this set.
     """
     if features.ndim != 2 or labels.shape != features.shape[:1]:
-        raise UserError(
-            f"{which} features {tuple(features.shape)} and labels {tuple(labels.shape)} should be (N, D) and (N,)"
-        )
+        shapes = f"{tuple(features.shape)} and {tuple(labels.shape)}"
+        raise UserError(f"{which} features and labels are {shapes}, expected (N, D) and (N,)")
     labels = labels.to(features.device, torch.long)
     if (labels != -1).all():
         features = features.float()
@@ -94,9 +93,7 @@ def labelled_rows(features: Tensor, labels: Tensor, classes: int, which: str) ->
         raise UserError(f"no {which} image has a label")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
-        raise UserError(
-            f"{which} labels go from {low} to {high}, expected 0 to {classes - 1} (or -1 for none)"
-        )
+        raise UserError(f"{which} labels go from {low} to {high}, expected 0 to {classes - 1} (or -1 for none)")
     if not features.isfinite().all():
         raise UserError(f"{which} features are not finite: training has diverged")
     return features, labels
@@ -112,7 +109,7 @@ def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
 
 def _choose_penalty(features: Tensor, labels: Tensor, classes: int) -> tuple[float, _Classifier]:
     """The penalty with the best accuracy on held-out rows (ties: lower cross-entropy), and its classifier."""
-    # Drawn at random, as data sets come sorted or in cycles of classes; on the CPU, to be the same everywhere.
+    # At random, as data sets come sorted or in cycles of classes; on the CPU, to be the same everywhere.
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
     held, kept = order.tensor_split([max(1, len(labels) // 10)])
     fit_features, fit_labels = features[kept], labels[kept]
@@ -147,19 +144,17 @@ def _minimise(
     )
 
     def closure() -> Tensor:
-        loss, weight.grad, bias.grad = _loss_and_gradients(
-            features, labels, penalty, _Classifier(weight, bias)
-        )
+        loss, weight.grad, bias.grad = _loss_and_gradients(features, labels, penalty, _Classifier(weight, bias))
         return loss
 
-    optimizer.step(closure)  # type: ignore[arg-type]  # a tensor is as good as a float here
+    optimizer.step(closure)
     return _Classifier(weight, bias)
 
 
 def _loss_and_gradients(
     features: Tensor, labels: Tensor, penalty: float, classifier: _Classifier
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The objective and its gradients for weight and bias, written out so that blocks of rows can be summed."""
+    """The objective and its gradients for weight and bias, written out to be summed over blocks of rows."""
     count = len(labels)
     loss = penalty / 2 * classifier.weight.square().sum()
     weight_gradient = penalty * classifier.weight

@@ -1,25 +1,27 @@
 """Encoders f: images (B, 3, H, W) to features h (B, D), by name.
 
 The ResNets are torchvision's without their classifier, so that a trained `state_dict` loads into
-`torchvision.models.resnet18` and `resnet50` (with `strict=False`, as `fc` is missing there; a CIFAR stem needs a
-3 x 3 `conv1` as well). They differ in the stem, which has to fit the size of the images:
+`torchvision.models.resnet18` and `resnet50` (with `strict=False`, as `fc` is missing; for a CIFAR stem, after
+`conv1` has been replaced there). They differ in the stem, which has to fit the size of the images:
 
-=========  ==============  ========  =======================
-suffix     first conv      max pool  side of the map at 1/32
-=========  ==============  ========  =======================
-(none)     7 x 7 stride 2  yes       224 -> 7
-`-stl`     7 x 7 stride 2  no        96 -> 6
-`-cifar`   3 x 3 stride 1  no        32 -> 4
-=========  ==============  ========  =======================
+=========  ==============  ========  =====================
+suffix     first conv      max pool  side of the last map
+=========  ==============  ========  =====================
+(none)     7 x 7 stride 2  yes       7 for images of 224
+`-stl`     7 x 7 stride 2  no        6 for images of 96
+`-cifar`   3 x 3 stride 1  no        4 for images of 32
+=========  ==============  ========  =====================
 
-The last batch norm of every residual block starts at zero, so that each block starts as the identity. This holds
-for the basic blocks of ResNet-18 as well as for the bottlenecks of ResNet-50.
+The last batch norm of every residual block starts at zero, so that each block starts as its shortcut. This
+holds for the basic blocks of ResNet-18 as well as for the bottlenecks of ResNet-50.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +62,7 @@ class SmallResNet(nn.Module):
     """A ResNet for CPUs: a strided 3 x 3 stem, then one basic block per stage; 0.3 million parameters.
 
     The stem already halves the image because nearly all the time of a narrow network goes into its first,
-    largest maps: at 32 pixels, with a stride of 1, training is 4.5 times slower.
+    largest maps: at 32 pixels, a stride of 1 makes training about four times slower.
 
     Args:
         widths: Channels of each stage; every stage after the first halves the map.
@@ -73,7 +75,7 @@ class SmallResNet(nn.Module):
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.relu = nn.ReLU(inplace=True)
         blocks = [BasicBlock(widths[0], widths[0])]
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             shortcut = nn.Sequential(conv1x1(before, after, stride=2), nn.BatchNorm2d(after))
             blocks.append(BasicBlock(before, after, stride=2, downsample=shortcut))
         self.stages = nn.Sequential(*blocks)
@@ -107,8 +109,8 @@ class TimmEncoder(nn.Module):
         if not timm.is_model(name):
             raise UserError(f"timm has no model '{name}': {_nearest_timm(name, timm.list_models())}")
         self.model = _build_timm(name)
-        # num_features is the width of the last map; some models (MobileNetV3, VGG) widen it once more behind it.
-        width = getattr(self.model, "head_hidden_size", None) or self.model.num_features
+        # num_features is the width of the last map; some models (MobileNetV3, VGG) widen it behind that.
+        width: Any = getattr(self.model, "head_hidden_size", None) or self.model.num_features
         self.dim: int = int(width)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ from torch import nn
 def projector(dim: int, hidden: int, output: int, output_norm: bool = True) -> nn.Sequential:
     """g: features (B, dim) to the space (B, output) in which the identity of objects is compared.
 
-    One hidden layer, with batch norm behind both linear layers, as in google-research/simclr. Neither linear layer
-    has a bias: batch norm subtracts the mean, and a bias with it. The last batch norm has a scale and no bias.
+    One hidden layer, with batch norm behind both linear layers, as in google-research/simclr. Neither linear
+    layer has a bias: batch norm subtracts the mean, and a bias with it. The last batch norm has a scale and
+    no bias.
 
     Args:
         dim: Features of the encoder.
@@ -29,9 +30,9 @@ def projector(dim: int, hidden: int, output: int, output_norm: bool = True) -> n
 
 
 def mlp(dim: int, hidden: int, output: int) -> nn.Sequential:
-    """psi: inputs (B, dim) to unnormalised outputs (B, output), such as the logits of the manipulation's bins.
+    """psi: inputs (B, dim) to outputs (B, output), such as the logits of the manipulation's bins.
 
-    The hidden layer has no bias, because the batch norm behind it would subtract it; the output layer has one.
+    The hidden layer has no bias, because the batch norm behind it would subtract it; the output has one.
     """
     return nn.Sequential(
         nn.Linear(dim, hidden, bias=False),

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from stec.config import DataConfig
+from stec.data import SOURCES, ResidentSplit, StreamedSplit, describe, load
+from stec.data import residence as residence_module
+from stec.data.residence import free_memory, is_resident
+from stec.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def load_with(resident, source="shapes", root=None, workers=2, device=CPU):
+    config = DataConfig(source, root, 8, resident=resident, workers=workers, train_images=40, test_images=10)
+    return load(config, device)
+
+
+def assert_same_batches(a, b):
+    a, b = list(a), list(b)
+    assert len(a) == len(b)
+    for left, right in zip(a, b, strict=True):
+        for name in ("images", "sizes", "labels"):
+            assert torch.equal(getattr(left, name).cpu(), getattr(right, name).cpu()), name
+            assert getattr(left, name).dtype == getattr(right, name).dtype
+
+
+@pytest.mark.parametrize("resident", ["always", "never"])
+def test_batches_follow_the_order(resident):
+    split = load_with(resident).train
+    order = torch.tensor([7, 3, 3, 39, 0])
+    batches = list(split.batches(order, 2, drop_last=False))
+    assert [len(batch.images) for batch in batches] == [2, 2, 1]
+    assert torch.cat([batch.labels for batch in batches]).tolist() == [7, 3, 3, 9, 0]
+    assert torch.equal(batches[0].images[1], batches[1].images[0])
+    assert batches[0].images.dtype == torch.uint8
+    assert batches[0].images.shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("resident", ["always", "never"])
+@pytest.mark.parametrize(
+    ("number", "drop_last", "sizes"),
+    [
+        (5, True, [2, 2]),
+        (5, False, [2, 2, 1]),
+        (4, True, [2, 2]),
+        (4, False, [2, 2]),
+        (1, True, []),
+        (0, False, []),
+    ],
+)
+def test_last_batch(resident, number, drop_last, sizes):
+    split = load_with(resident, workers=0).train
+    assert [len(batch.images) for batch in split.batches(torch.arange(number), 2, drop_last)] == sizes
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streamed_and_resident_give_the_same_batches(class_folders, workers):
+    resident = load_with("always", "folder", str(class_folders), workers)
+    streamed = load_with("never", "folder", str(class_folders), workers)
+    assert isinstance(resident.train, ResidentSplit)
+    assert isinstance(streamed.train, StreamedSplit)
+    assert (resident.resident, streamed.resident) == (True, False)
+    order = torch.randperm(18, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):  # a second epoch
+        assert_same_batches(resident.train.batches(order, 4), streamed.train.batches(order, 4))
+    assert_same_batches(
+        resident.test.batches(order[:6] % 6, 4, False), streamed.test.batches(order[:6] % 6, 4, False)
+    )
+    assert torch.equal(resident.train.labels, streamed.train.labels)
+
+
+def test_reading_does_not_touch_the_generator_of_training():
+    for resident in ("always", "never"):
+        split = load_with(resident).train
+        state = torch.get_rng_state()
+        list(split.batches(torch.arange(20), 4))
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_streamed_epoch_may_be_left_early():
+    split = load_with("never").train
+    first = next(split.batches(torch.arange(40), 4))
+    assert_same_batches([first], [next(split.batches(torch.arange(40), 4))])
+
+
+def test_number_of_workers_changes_nothing(class_folders):
+    one, many = (load_with("always", "folder", str(class_folders), workers) for workers in (0, 5))
+    assert_same_batches(one.train.batches(torch.arange(18), 18), many.train.batches(torch.arange(18), 18))
+
+
+def test_unreadable_image_in_a_stream_is_replaced_and_logged_once(tmp_path, write_image, caplog):
+    for i in range(120):
+        write_image(tmp_path / f"{i:03}.png")
+    (tmp_path / "010.png").write_bytes(b"broken")
+    split = load_with("never", "folder", str(tmp_path)).train
+    assert len(split) == 120
+    for _ in range(2):
+        (batch,) = split.batches(torch.tensor([9, 10, 10, 11]), 4)
+        assert len(batch.images) == 4
+        assert torch.equal(batch.images[1], batch.images[3])
+        assert not torch.equal(batch.images[0], batch.images[1])
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(messages) == 1
+    assert messages[0].startswith(f"cannot read {tmp_path}/010.png (")
+    assert messages[0].endswith("replaced by another image")
+
+
+def test_replacement_brings_its_own_label(tmp_path, write_image):
+    for name in ("ant", "bee"):
+        for i in range(60):
+            write_image(tmp_path / "train" / name / f"{i:02}.png")
+            write_image(tmp_path / "test" / name / f"{i:02}.png")
+    (tmp_path / "train" / "ant" / "59.png").write_bytes(b"broken")
+    split = load_with("never", "folder", str(tmp_path), workers=0).train
+    assert next(split.batches(torch.tensor([58, 59]), 2)).labels.tolist() == [0, 1]
+
+
+def test_stream_of_broken_files_stops(tmp_path):
+    for i in range(5):
+        (tmp_path / f"{i}.png").write_bytes(b"broken")
+    split = load_with("never", "folder", str(tmp_path), workers=1).train
+    with pytest.raises(UserError, match=r"more than 1 % of 5 images cannot be read") as caught:
+        list(split.batches(torch.arange(5), 5))
+    assert str(caught.value).count(".png") == 3  # the first few
+    assert "\n" not in str(caught.value)
+
+
+def test_auto_compares_with_free_memory(monkeypatch):
+    needed = 50 * 3 * 8 * 8
+    monkeypatch.setattr(residence_module, "free_memory", lambda device: int(needed / 0.4) + 1)
+    assert load_with("auto").resident
+    monkeypatch.setattr(residence_module, "free_memory", lambda device: int(needed / 0.4) - 3)
+    assert not load_with("auto").resident
+    assert load_with("always").resident
+    assert is_resident("auto", needed, torch.device("cuda"))  # may take half
+
+
+def test_always_needs_the_room(monkeypatch):
+    monkeypatch.setattr(residence_module, "free_memory", lambda device: 10**9)
+    with pytest.raises(
+        UserError, match=r"the images need 2\.0 GB, cpu has 1\.0 GB free; choose data\.resident=auto"
+    ):
+        is_resident("always", 2 * 10**9, CPU)
+
+
+def test_free_memory_of_this_machine():
+    assert 10**7 < free_memory(CPU) < 10**14
+
+
+def test_free_memory_of_a_gpu_is_asked_of_the_driver(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (123, 456))
+    assert free_memory(torch.device("cuda")) == 123
+
+
+def test_wrong_choices_are_named():
+    with pytest.raises(UserError, match=r"data\.resident=alway: did you mean 'always'\?"):
+        load_with("alway")
+    with pytest.raises(UserError, match=r"data\.source=cifar11: did you mean 'cifar10"):
+        load_with("auto", "cifar11")
+
+
+@pytest.mark.parametrize("source", [name for name in SOURCES if name != "shapes"])
+def test_sources_of_files_need_a_root(source):
+    with pytest.raises(UserError, match=rf"data\.source={source} needs data\.root"):
+        load_with("auto", source)
+
+
+def test_describe_has_a_line_for_every_source():
+    assert [name for name, _ in describe()] == list(SOURCES)
+    assert all(line and "\n" not in line for _, line in describe())
+
+
+def test_fingerprint_of_arrays_is_the_same_wherever_they_are_kept():
+    assert load_with("always").fingerprint == load_with("never").fingerprint
+    assert len(load_with("always").fingerprint) == 16
+
+
+@pytest.mark.parametrize("resident", ["always", "never"])
+def test_fingerprint_follows_content(class_folders, write_image, resident):
+    def fingerprint():
+        return load_with(resident, "folder", str(class_folders), workers=0).fingerprint
+
+    first = fingerprint()
+    assert fingerprint() == first
+    write_image(class_folders / "train" / "ant" / "1.png", height=30)  # another image
+    second = fingerprint()
+    (class_folders / "train" / "ant" / "2.png").rename(
+        class_folders / "train" / "bee" / "2b.png"
+    )  # another label
+    third = fingerprint()
+    write_image(class_folders / "test" / "bee" / "1.png", height=30)  # another test image
+    assert len({first, second, third, fingerprint()}) == 4
+
+
+def test_fingerprint_of_a_folder_does_not_depend_on_its_place(class_folders):
+    before = [
+        load_with(resident, "folder", str(class_folders)).fingerprint for resident in ("always", "never")
+    ]
+    moved = class_folders.rename(class_folders.parent / "moved")
+    assert [
+        load_with(resident, "folder", str(moved)).fingerprint for resident in ("always", "never")
+    ] == before
+
+
+def test_nothing_is_printed(class_folders, capfd):
+    load_with("always", "folder", str(class_folders))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_both_kinds_on_a_gpu(class_folders):
+    device = torch.device("cuda")
+    resident = load_with("auto", "folder", str(class_folders), device=device)
+    streamed = load_with("never", "folder", str(class_folders), device=device)
+    assert resident.resident
+    order = torch.randperm(18)
+    for kind in (resident, streamed):
+        assert {b.images.device.type for b in kind.train.batches(order, 4)} == {"cuda"}
+        assert {b.labels.device.type for b in kind.train.batches(order, 4)} == {"cuda"}
+    assert_same_batches(resident.train.batches(order, 4), streamed.train.batches(order, 4))

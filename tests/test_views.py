@@ -1,0 +1,308 @@
+"""Views against torchvision: the same distributions of actions, and the same pixels for the same action."""
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+import torchvision.transforms.v2.functional as V
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+from torchvision.transforms.v2 import RandomResizedCrop
+
+from stec.actions import Glimpse
+from stec.views import Views
+
+BYTE = 1 / 255
+DRAWS = 20_000
+EVERYTHING = Views(size=32, jitter=(0.8, 0.2), blur=0.5, solarize=0.2)
+
+
+def sizes(height: int, width: int, n: int) -> Tensor:
+    return torch.tensor([[float(height), float(width)]]).repeat(n, 1)
+
+
+@cache
+def our_crops(height: int, width: int) -> Tensor:
+    torch.manual_seed(1)
+    return Views().sample(sizes(height, width, DRAWS)).crop.double()
+
+
+def torchvision_crop(transform: RandomResizedCrop, image: Tensor) -> list[int]:
+    drawn = transform.make_params([image])
+    return [drawn["top"], drawn["left"], drawn["height"], drawn["width"]]
+
+
+@cache
+def their_crops(height: int, width: int) -> Tensor:
+    torch.manual_seed(2)
+    transform, image = RandomResizedCrop(32), torch.empty(3, height, width)
+    return torch.tensor([torchvision_crop(transform, image) for _ in range(DRAWS)], dtype=torch.float64)
+
+
+STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
+    "top": lambda crop: crop[:, 0],
+    "left": lambda crop: crop[:, 1],
+    "area": lambda crop: crop[:, 2] * crop[:, 3],
+    "aspect": lambda crop: crop[:, 3] / crop[:, 2],
+}
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (96, 96), (60, 200)])
+def test_crops_are_distributed_as_torchvision_draws_them(height: int, width: int, statistic: str) -> None:
+    """Kolmogorov-Smirnov on 20,000 draws of each; 60 x 200 is long enough for the fallback to happen."""
+    ours, theirs = (STATISTICS[statistic](draw(height, width)) for draw in (our_crops, their_crops))
+    assert stats.ks_2samp(ours.numpy(), theirs.numpy()).pvalue > 0.001
+
+
+def test_the_fallback_happens_as_often_as_in_torchvision() -> None:
+    central = torch.tensor([0.0, 60, 60, 80])  # 60 x 200: full height, 60 * 4 / 3 wide, in the middle
+    ours, theirs = ((draw(60, 200) == central).all(dim=1).sum() for draw in (our_crops, their_crops))
+    assert ours > 500
+    assert stats.fisher_exact([[ours, DRAWS - ours], [theirs, DRAWS - theirs]]).pvalue > 0.001
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (96, 96), (60, 200)])
+def test_crops_are_whole_pixels_inside_the_image(height: int, width: int) -> None:
+    crop = our_crops(height, width)
+    assert torch.equal(crop, crop.round())
+    assert (crop[:, :2] >= 0).all()
+    assert (crop[:, 2:] >= 1).all()
+    assert (crop[:, 0] + crop[:, 2]).max() == height
+    assert (crop[:, 1] + crop[:, 3]).max() == width
+
+
+def test_images_of_different_sizes_in_one_batch() -> None:
+    """Each crop obeys its own image."""
+    torch.manual_seed(3)
+    mixed = torch.cat([sizes(32, 32, 500), sizes(60, 200, 500), sizes(200, 20, 500)])
+    crop = Views().sample(mixed).crop
+    assert (crop[:, :2] + crop[:, 2:] <= mixed).all()
+    for rows, (height, width) in zip(crop.split(500), [(32, 32), (60, 200), (200, 20)], strict=True):
+        assert rows[:, 2].max() > 0.8 * min(height, width)
+    # 200 x 20, mostly the fallback: 20 wide, round(20 / (3 / 4)) = 27 high, (200 - 27) // 2 = 86 from the top
+    assert crop[1000:].mode(dim=0).values.tolist() == [86, 0, 27, 20]
+
+
+@given(st.integers(20, 400), st.integers(20, 400))
+@settings(max_examples=200, deadline=None)
+def test_fallback_crops_equal_those_of_torchvision(height: int, width: int) -> None:
+    """When the whole area is asked for, no rectangle of another shape fits, and all that is left is the fallback."""
+    expected = torchvision_crop(RandomResizedCrop(32, scale=(1.0, 1.0)), torch.empty(3, height, width))
+    crop = Views(area=(1.0, 1.0)).sample(sizes(height, width, 4)).crop
+    assert crop.tolist() == [expected] * 4
+
+
+@pytest.mark.parametrize(("height", "width"), [(20, 200), (200, 20)])
+def test_fallback_of_an_extreme_image(height: int, width: int) -> None:
+    torch.manual_seed(4)
+    ours = Views().sample(sizes(height, width, 4000)).crop
+    transform, image = RandomResizedCrop(32), torch.empty(3, height, width)
+    theirs = torch.tensor([torchvision_crop(transform, image) for _ in range(4000)]).float()
+    long = [max(crop.tolist()[2:]) == 27 for crop in ours]  # 20 * 4 / 3; nothing longer can be drawn inside 20
+    assert ours[long].unique(dim=0).tolist() == theirs.mode(dim=0).values[None].tolist()
+    assert sum(long) / 4000 == pytest.approx(float((theirs[:, 2:].amax(dim=1) == 27).float().mean()), abs=0.05)
+
+
+@cache
+def glimpses() -> Glimpse:
+    torch.manual_seed(5)
+    return EVERYTHING.sample(sizes(32, 32, 100_000))
+
+
+def near(count: Tensor | int, probability: float, n: int) -> bool:
+    """Within five standard deviations of a binomial count."""
+    return abs(int(count) - n * probability) < 5 * math.sqrt(n * probability * (1 - probability))
+
+
+def test_probabilities() -> None:
+    drawn = glimpses()
+    jittered = (drawn.colour != torch.tensor([1.0, 1, 1, 0])).any(dim=1)
+    counts = {"mirrored": (drawn.mirrored, 0.5), "jittered": (jittered, 0.8), "grey": (drawn.grey, 0.2)}
+    counts |= {"blurred": (drawn.blur > 0, 0.5), "solarized": (drawn.solarized, 0.2)}
+    for name, (happened, probability) in counts.items():
+        assert near(happened.sum(), probability, 100_000), name
+    for (a, (x, p)), (b, (y, q)) in itertools.combinations(counts.items(), 2):
+        assert near((x & y).sum(), p * q, 100_000), f"{a} and {b} should be independent"
+
+
+@pytest.mark.parametrize("name", ["mirror", "jitter_probability", "grey", "blur", "solarize"])
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_never_and_always(name: str, probability: float) -> None:
+    drawn = Views(**{name: probability}).sample(sizes(32, 32, 500))
+    happened = {
+        "mirror": drawn.mirrored,
+        "jitter_probability": (drawn.colour != torch.tensor([1.0, 1, 1, 0])).any(dim=1),
+        "grey": drawn.grey,
+        "blur": drawn.blur > 0,
+        "solarize": drawn.solarized,
+    }[name]
+    assert happened.float().mean() == probability
+
+
+@pytest.mark.parametrize(
+    ("factor", "low", "high"), [(0, 0.2, 1.8), (1, 0.2, 1.8), (2, 0.2, 1.8), (3, -0.2, 0.2)]
+)
+def test_colour_factors_are_uniform_over_their_range(factor: int, low: float, high: float) -> None:
+    drawn = glimpses().colour
+    values = drawn[(drawn != torch.tensor([1.0, 1, 1, 0])).any(dim=1), factor].double()
+    assert values.min() >= low - 1e-6
+    assert values.max() <= high + 1e-6
+    assert stats.kstest(values.numpy(), stats.uniform(low, high - low).cdf).pvalue > 0.001
+
+
+@pytest.mark.parametrize(("size", "kernel"), [(32, 3), (64, 7), (96, 9), (224, 23)])
+def test_blur_scales_with_the_view(size: int, kernel: int) -> None:
+    """Sigma is uniform on 0.1-2.0 at 224 pixels; the kernel is a tenth of the side, made odd."""
+    torch.manual_seed(6)
+    views = Views(size=size, blur=1.0)
+    sigma = views.sample(sizes(32, 32, 10_000)).blur.double()
+    assert stats.kstest((sigma * 224 / size).numpy(), stats.uniform(0.1, 1.9).cdf).pvalue > 0.001
+    assert views.kernel == kernel
+
+
+def test_all_24_orders_of_colour_operations_are_equally_likely() -> None:
+    orders = glimpses().order
+    assert torch.equal(orders.sort(dim=1).values, torch.arange(4).expand_as(orders))
+    codes = (orders * torch.tensor([64, 16, 4, 1])).sum(dim=1).unique(return_counts=True)[1]
+    assert len(codes) == 24
+    assert stats.chisquare(codes.numpy()).pvalue > 0.001
+
+
+def test_the_two_views_of_an_image_and_neighbours_are_independent() -> None:
+    torch.manual_seed(7)
+    n = 4000
+    views = Views(size=8, blur=0.5, solarize=0.5)
+    copy = views(torch.rand(n, 3, 16, 16)).copy
+
+    def numbers(view: Glimpse) -> Tensor:
+        values = [view.crop, view.mirrored[:, None], view.colour, view.order, view.grey[:, None]]
+        values += [view.blur[:, None], view.solarized[:, None]]
+        table = torch.cat([value.double() for value in values], dim=1)  # (n, 16)
+        return (table - table.mean(dim=0)) / table.std(dim=0)
+
+    first, second = numbers(copy.first), numbers(copy.second)
+    assert (first.T @ second / n).abs().max() < 5 / math.sqrt(n)
+    assert (first[1:].T @ first[:-1] / n).abs().max() < 5 / math.sqrt(n)
+
+
+def by_torchvision(views: Views, images: Tensor, glimpse: Glimpse) -> Tensor:
+    """One image after the other through torchvision's functions, with the parameters of the glimpse."""
+    adjust = [V.adjust_brightness, V.adjust_contrast, V.adjust_saturation, V.adjust_hue]
+    results = []
+    for row, image in enumerate(images):
+        crop = [int(value) for value in glimpse.crop[row]]
+        view = V.resized_crop(image, *crop, size=[views.size, views.size], antialias=True)
+        if glimpse.mirrored[row]:
+            view = V.horizontal_flip(view)
+        for operation in glimpse.order[row].tolist():
+            view = adjust[operation](view, float(glimpse.colour[row, operation]))
+        if glimpse.grey[row]:
+            view = V.rgb_to_grayscale(view, num_output_channels=3)
+        if glimpse.blur[row] > 0:
+            view = V.gaussian_blur(view, [views.kernel] * 2, [float(glimpse.blur[row])] * 2)
+        if glimpse.solarized[row]:
+            view = V.solarize(view, threshold=0.5)
+        results.append(view)
+    return torch.stack(results)
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 40), (30, 60)])
+def test_whole_views_equal_those_of_torchvision(height: int, width: int) -> None:
+    """Crop, mirror, jitter, grey, blur, solarize, in this order. Solarizing flips at a threshold: there, skip."""
+    torch.manual_seed(8)
+    images = torch.rand(150, 3, height, width)
+    views = Views(size=32, jitter=(0.8, 0.2), blur=0.5, solarize=0.5)
+    batch = views(images)
+    for seen, glimpse in zip((batch.first, batch.second), batch.copy, strict=True):
+        expected = by_torchvision(views, images, glimpse)
+        before = by_torchvision(views, images, glimpse._replace(solarized=torch.zeros(150, dtype=torch.bool)))
+        at_threshold = glimpse.solarized[:, None, None, None] & ((before - 0.5).abs() < 1e-4)
+        assert at_threshold.float().mean() < 1e-3
+        assert ((seen - expected).abs() * ~at_threshold).max() < 1e-4
+
+
+def test_bytes_and_floats_give_the_same_views() -> None:
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8)
+    glimpse = EVERYTHING.sample(sizes(32, 32, 64))
+    from_bytes, from_floats = (EVERYTHING.render(x, glimpse) for x in (images, images.float() / 255))
+    assert from_bytes.dtype == torch.float32
+    assert torch.equal(from_bytes, from_floats)
+
+
+def test_views_stay_between_0_and_1_and_leave_the_images_alone() -> None:
+    torch.manual_seed(9)
+    images = torch.rand(200, 3, 32, 32).round()
+    before = images.clone()
+    seen = EVERYTHING(images).images
+    assert torch.equal(images, before)
+    assert seen.shape == (400, 3, 32, 32)
+    assert seen.min() >= -1e-6
+    assert seen.max() <= 1 + 1e-6
+
+
+def test_the_same_seed_gives_the_same_views() -> None:
+    images = torch.rand(16, 3, 32, 32)
+    batches = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        batches.append(EVERYTHING(images).images)
+    assert torch.equal(batches[0], batches[1])
+    assert not torch.equal(batches[0], batches[2])
+
+
+def smooth_images(n: int, height: int, width: int) -> Tensor:
+    """Sums of three waves of at most two periods per side. (n, 3, height, width) in [0, 1]"""
+    y, x = ((torch.arange(side) + 0.5) / side for side in (height, width))
+    frequency, phase = 4 * torch.rand(n, 3, 3, 2) - 2, 2 * math.pi * torch.rand(n, 3, 3)
+    angle = frequency[..., :1, None] * y[:, None] + frequency[..., 1:, None] * x
+    return 0.5 + 0.5 * (2 * math.pi * angle + phase[..., None, None]).sin().mean(dim=2)
+
+
+@pytest.mark.parametrize(("height", "width"), [(90, 150), (150, 90), (60, 200)])
+def test_views_of_squashed_images_equal_those_of_the_unsquashed(height: int, width: int) -> None:
+    """Through 64 x 64 and directly from height x width: within 2/255, but for the outermost rows and columns.
+
+    There, the half-pixel rim of the crop, where bilinear resampling has no neighbour, is that of coarser pixels.
+    """
+    torch.manual_seed(10)
+    n = 150
+    images = smooth_images(n, height, width)
+    views = Views(size=48, jitter_probability=0, grey=0)
+    batch = views(V.resize(images, [64, 64], antialias=True), sizes=sizes(height, width, n))
+    for seen, glimpse in zip((batch.first, batch.second), batch.copy, strict=True):
+        assert (glimpse.crop[:, :2] + glimpse.crop[:, 2:] <= torch.tensor([height, width])).all()
+        error = (seen - by_torchvision(views, images, glimpse)).abs()
+        assert error.mean(dim=(1, 2, 3)).max() < 2 * BYTE
+        # one squashed pixel from the edge of the crop, in pixels of the view
+        rim = (torch.tensor([height, width]) / 64 / glimpse.crop[:, 2:] * 48).ceil().int().tolist()
+        for view, (rows, columns) in zip(error, rim, strict=True):
+            assert view[:, rows : 48 - rows, columns : 48 - columns].max() < 2 * BYTE
+
+
+def test_plain_views_are_the_central_square() -> None:
+    torch.manual_seed(11)
+    images = torch.rand(4, 3, 40, 60)
+    # torchvision: the central 40 x 40, and with test_crop 0.8 the central 32 x 32
+    whole, inner = Views(size=32).plain(images), Views(size=32, test_crop=0.8).plain(images)
+    torch.testing.assert_close(whole, V.resize(V.center_crop(images, [40, 40]), [32, 32]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(inner, V.center_crop(images, [32, 32]), atol=1e-5, rtol=0)
+
+
+def test_plain_views_of_an_image_of_the_right_size_are_the_image() -> None:
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    torch.testing.assert_close(Views(size=32).plain(images), images / 255, atol=1e-6, rtol=0)
+
+
+def test_plain_views_of_squashed_images_have_true_proportions() -> None:
+    torch.manual_seed(12)
+    images = smooth_images(20, 60, 120)
+    squashed = V.resize(images, [96, 96], antialias=True)
+    expected = V.resize(V.center_crop(images, [60, 60]), [32, 32], antialias=True)
+    seen = Views(size=32).plain(squashed, sizes(60, 120, 20))
+    assert (seen - expected).abs().mean() < 2 * BYTE
