@@ -207,7 +207,7 @@ def _check_keys(layer: DictConfig) -> None:
                 tails = {k.rpartition(".")[2]: k for k in known}
                 tail = str(name)
                 hint = f"did you mean '{tails[tail]}'?" if tail in tails else nearest(key, known)
-                raise UserError(f"unknown key '{key}': {hint}")
+                raise UserError(f"unknown key '{key}': {hint} (--print-config shows all)")
             child = node._get_node(name)
             if isinstance(child, DictConfig):
                 walk(child, f"{key}.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+SHOWN = 12  # choices that an error message lists
+
 
 class UserError(Exception):
     """Something in the call, the config or the data is wrong; the message says what would be right.
@@ -14,7 +16,10 @@ class UserError(Exception):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """`did you mean 'x'?` for the closest choice, otherwise the whole list, to end an error message with."""
+    """`did you mean 'x'?` for the closest choice, otherwise the choices, to end an error message with."""
     names = sorted(choices)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(names)}"
+    if close:
+        return f"did you mean '{close[0]}'?"
+    more = ", ..." if len(names) > SHOWN else ""
+    return f"choose from {', '.join(names[:SHOWN])}{more}"

@@ -119,7 +119,7 @@ def create(
     identity_model = IDENTITIES[pairing.identity](network, _settings(IdentityConfig, identity))
     manipulation_model = None
     if pairing.manipulation:
-        manipulation_model = Manipulation(int(network.dim), _settings(ManipulationConfig, manipulation), views)
+        manipulation_model = Manipulation(dim, _settings(ManipulationConfig, manipulation), views)
     return Method(network, identity_model, manipulation_model, lambda_manip)
 
 

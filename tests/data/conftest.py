@@ -19,9 +19,7 @@ def write_image() -> ImageWriter:
 
     def write(path: Path, height: int = 8, width: int = 8) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        random = np.random.default_rng(
-            [height, width, *os.fsencode(path.name), *os.fsencode(path.parent.name)]
-        )
+        random = np.random.default_rng([height, width, *os.fsencode(path.name), *os.fsencode(path.parent.name)])
         Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8)).save(path)
         return path
 

@@ -29,9 +29,7 @@ def root(tmp_path):
 
 
 def load_arrays(root, size=6, **options):
-    return load(
-        DataConfig(source="arrays", root=str(root), size=size, workers=1, **options), torch.device("cpu")
-    )
+    return load(DataConfig(source="arrays", root=str(root), size=size, workers=1, **options), torch.device("cpu"))
 
 
 def everything(split):

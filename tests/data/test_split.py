@@ -67,9 +67,7 @@ def test_streamed_and_resident_give_the_same_batches(class_folders, workers):
     order = torch.randperm(18, generator=torch.Generator().manual_seed(0))
     for _ in range(2):  # a second epoch
         assert_same_batches(resident.train.batches(order, 4), streamed.train.batches(order, 4))
-    assert_same_batches(
-        resident.test.batches(order[:6] % 6, 4, False), streamed.test.batches(order[:6] % 6, 4, False)
-    )
+    assert_same_batches(resident.test.batches(order[:6] % 6, 4, False), streamed.test.batches(order[:6] % 6, 4, False))
     assert torch.equal(resident.train.labels, streamed.train.labels)
 
 
@@ -141,9 +139,7 @@ def test_auto_compares_with_free_memory(monkeypatch):
 
 def test_always_needs_the_room(monkeypatch):
     monkeypatch.setattr(residence_module, "free_memory", lambda device: 10**9)
-    with pytest.raises(
-        UserError, match=r"the images need 2\.0 GB, cpu has 1\.0 GB free; choose data\.resident=auto"
-    ):
+    with pytest.raises(UserError, match=r"the images need 2\.0 GB, cpu has 1\.0 GB free; choose data\.resident=auto"):
         is_resident("always", 2 * 10**9, CPU)
 
 
@@ -188,22 +184,16 @@ def test_fingerprint_follows_content(class_folders, write_image, resident):
     assert fingerprint() == first
     write_image(class_folders / "train" / "ant" / "1.png", height=30)  # another image
     second = fingerprint()
-    (class_folders / "train" / "ant" / "2.png").rename(
-        class_folders / "train" / "bee" / "2b.png"
-    )  # another label
+    (class_folders / "train" / "ant" / "2.png").rename(class_folders / "train" / "bee" / "2b.png")  # another label
     third = fingerprint()
     write_image(class_folders / "test" / "bee" / "1.png", height=30)  # another test image
     assert len({first, second, third, fingerprint()}) == 4
 
 
 def test_fingerprint_of_a_folder_does_not_depend_on_its_place(class_folders):
-    before = [
-        load_with(resident, "folder", str(class_folders)).fingerprint for resident in ("always", "never")
-    ]
+    before = [load_with(resident, "folder", str(class_folders)).fingerprint for resident in ("always", "never")]
     moved = class_folders.rename(class_folders.parent / "moved")
-    assert [
-        load_with(resident, "folder", str(moved)).fingerprint for resident in ("always", "never")
-    ] == before
+    assert [load_with(resident, "folder", str(moved)).fingerprint for resident in ("always", "never")] == before
 
 
 def test_nothing_is_printed(class_folders, capfd):

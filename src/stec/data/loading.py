@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,6 @@ from stec.data.residence import is_resident
 from stec.data.split import Split, StreamedSplit, take
 from stec.data.torchvision_sets import open_cifar, open_imagenet, open_stl10
 from stec.errors import UserError, nearest
-
-logger = logging.getLogger("stec")
 
 SOURCES = {
     "shapes": "pictures of ten simple forms, drawn on the spot; needs no files",
@@ -58,30 +56,22 @@ def load(config: DataConfig, device: torch.device) -> DataSet:
     parts: list[Pictures] = [found.train] if found.test is None else [found.train, found.test]
     needed = sum(len(part) for part in parts) * 3 * config.size**2
     resident = is_resident(config.resident, needed, device)
+    workers = min(config.workers, os.cpu_count() or 1)  # more would only stand in each other's way
     splits: list[Split] = []
     digests: list[bytes] = []
     skipped: list[str] = []
     for part in parts:
         if resident:
-            taken = take(part, config.size, device, config.workers)
+            taken = take(part, config.size, device, workers)
             splits.append(taken.split)
             skipped += taken.skipped
         else:
-            splits.append(StreamedSplit(part, config.size, device, config.workers))
+            splits.append(StreamedSplit(part, config.size, device, workers))
         # Arrays have one content wherever they are kept; the pixels of files are known once resident.
         decoded = resident and isinstance(part, FilePictures)
         digests.append(taken.digest if decoded else _digest(part.content()))
     test = splits[1] if len(splits) > 1 else None
-    data = DataSet(found.name, splits[0], test, found.classes, config.size, _short(digests), resident, tuple(skipped))
-    logger.info(
-        "%s: %d images to train, %d to test, %d classes, %s",
-        data.name,
-        len(data.train),
-        len(data.test) if data.test is not None else 0,
-        len(data.classes),
-        f"kept on {device}" if resident else f"streamed to {device}",
-    )
-    return data
+    return DataSet(found.name, splits[0], test, found.classes, config.size, _short(digests), resident, tuple(skipped))
 
 
 def _open(config: DataConfig) -> Collection:

@@ -30,7 +30,7 @@ def open_stl10(root: Path, size: int, download: bool) -> Collection:
     """STL-10: trains on the labelled and the unlabelled images, whose label is -1."""
     parts = (_open(datasets.STL10, "stl10", root, download, split=s) for s in ("train+unlabeled", "test"))
     train, test = (
-        ArrayPictures(part.data.transpose(0, 3, 2, 1), torch.from_numpy(part.labels.astype(np.int64)), size)
+        ArrayPictures(part.data.transpose(0, 2, 3, 1), torch.from_numpy(part.labels.astype(np.int64)), size)
         for part in parts
     )
     return Collection("stl10", train, test, _STL10_CLASSES)

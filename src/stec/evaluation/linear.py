@@ -11,7 +11,8 @@ from torch import Tensor
 from stec.errors import UserError
 
 # Strongest first: each fit starts at the solution of the one before, the first and easiest at zero.
-PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+_PATIENCE = 2  # penalties in a row that are worse than the best before the weaker ones are not tried any more
 _BLOCK = 65536  # rows whose logits are held at once
 
 
@@ -45,8 +46,8 @@ def fit_linear(
 
     Features are standardised with the mean and standard deviation of the training rows. The classifier
     minimises the mean cross-entropy + penalty / 2 * |W|^2 by full-batch L-BFGS. The penalty is the one of
-    `PENALTIES` that is best on a tenth of the training rows, held out; then all training rows are fitted
-    again. The test set has no part in any choice, and the same features always give the same result.
+    `PENALTIES`, strongest first, that is best on a tenth of the training rows, held out, until weaker ones only
+    make it worse; then all training rows are fitted again. The test set has no part in any choice, and the same features always give the same result.
 
     Args:
         train_features: (N, D), on any device, which then does all the work.
@@ -117,13 +118,18 @@ def _choose_penalty(features: Tensor, labels: Tensor, classes: int) -> tuple[flo
 
     classifier = _Classifier(features.new_zeros(classes, features.shape[1]), features.new_zeros(classes))
     best: tuple[tuple[float, float], float, _Classifier] | None = None
+    worse = 0
     for penalty in PENALTIES:
         classifier = _minimise(fit_features, fit_labels, penalty, classifier)
         correct = classifier.predict(held_features) == held_labels
         loss = F.cross_entropy(classifier.logits(held_features), held_labels).item()
         score = (_percent(correct), -loss)
         if best is None or score > best[0]:
-            best = (score, penalty, classifier)
+            best, worse = (score, penalty, classifier), 0
+        else:
+            worse += 1
+            if worse == _PATIENCE:
+                break
     assert best is not None
     return best[1:]
 
