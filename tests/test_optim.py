@@ -228,9 +228,7 @@ def test_each_kind_of_parameter_is_in_its_group():
     kinds = by_kind(parameter_groups(model, 1e-6, 0.001, plain=[model.head]))
     assert kinds["plain"] == [id(model.head.weight)]
     convolutions = [m.weight for m in model.encoder.modules() if isinstance(m, nn.Conv2d)]
-    linear = [
-        m.weight for part in (model.identity, model.manipulation) for m in part if isinstance(m, nn.Linear)
-    ]
+    linear = [m.weight for part in (model.identity, model.manipulation) for m in part if isinstance(m, nn.Linear)]
     assert set(kinds["lars"]) == set(ids([*convolutions, *linear, model.single.weight, model.positions]))
     free = [model.head.bias, model.single.bias, model.token, model.gamma, *model.norms.parameters()]
     assert set(ids(free)) <= set(kinds["free"])

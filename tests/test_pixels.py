@@ -104,7 +104,9 @@ def test_solarize() -> None:
 def test_gaussian_blur(kernel: int, height: int, width: int) -> None:
     x = images(16, height, width)
     sigma = 0.05 + 3 * torch.rand(16)
-    expected = torch.stack([V.gaussian_blur(i, [kernel, kernel], [s, s]) for i, s in zip(x, sigma.tolist(), strict=True)])
+    expected = torch.stack(
+        [V.gaussian_blur(i, [kernel, kernel], [s, s]) for i, s in zip(x, sigma.tolist(), strict=True)]
+    )
     assert difference(pixels.gaussian_blur(x, sigma, kernel), expected) < TIGHT
 
 

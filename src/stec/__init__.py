@@ -1,6 +1,6 @@
 """stec: self-supervised learning through efference copies. Act, keep a copy of the action, and learn to infer it."""
 
-from stec import actions, functional
+from stec import actions, functional, transforms
 from stec.actions import Bins, EfferenceCopy, Glimpse
 from stec.errors import UserError
 from stec.method import Losses, Method, create, list_methods
@@ -21,4 +21,5 @@ __all__ = [
     "create",
     "functional",
     "list_methods",
+    "transforms",
 ]

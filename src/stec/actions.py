@@ -32,7 +32,7 @@ class Glimpse(NamedTuple):
     blur: Tensor  # (B,) standard deviation in pixels of the view, 0 if not blurred
     solarized: Tensor  # (B,) bool
 
-    def rows(self, index: slice | Tensor) -> Glimpse:
+    def rows(self, index: int | slice | Tensor) -> Glimpse:
         """The glimpses of some of the images."""
         return Glimpse(*(value[index] for value in self))
 

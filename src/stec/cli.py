@@ -53,7 +53,7 @@ def pretrain(
         config = folder.config()
     else:
         name = f"{Path(recipe).stem}-{config.method}-seed{config.seed}"
-        folder = RunFolder.create(out or Path("runs") / name, config, recipe, force)
+        folder = RunFolder.new(out or Path("runs") / name, recipe, force)
     about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
     with Watcher(console) as watcher:
         watcher.note(f"{about} -> {folder.path}")
@@ -165,10 +165,9 @@ def _print_summary(summary: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Runs the command line; a user's mistake is one line and exit code 2."""
-    logging.basicConfig(
-        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_time=False, show_path=False)]
-    )  # fmt: skip
-    logging.getLogger("stec").setLevel(logging.INFO)
+    logger = logging.getLogger("stec")
+    logger.handlers = [RichHandler(console=console, show_time=False, show_path=False)]
+    logger.setLevel(logging.INFO)
     for chatty in ("lightning_fabric", "lightning.fabric"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     # Inductor suggests TensorFloat32; crops and logits are kept exact on purpose.

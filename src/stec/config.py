@@ -209,8 +209,11 @@ def _check_keys(layer: DictConfig) -> None:
                 hint = f"did you mean '{tails[tail]}'?" if tail in tails else nearest(key, known)
                 raise UserError(f"unknown key '{key}': {hint} (--print-config shows all)")
             child = node._get_node(name)
+            inner = [k for k in known if k.startswith(f"{key}.")]
             if isinstance(child, DictConfig):
                 walk(child, f"{key}.")
+            elif inner:
+                raise UserError(f"'{key}' is a group of keys, such as {min(inner)}=...")
 
     walk(layer, "")
 

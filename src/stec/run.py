@@ -31,10 +31,14 @@ class RunFolder:
     """The files of one run. What is replaced is replaced whole: a reader never sees half a file."""
 
     path: Path
+    recipe: str  # the name of the recipe that the run was started with
 
     @classmethod
-    def create(cls, path: Path, config: Config, recipe: str, force: bool = False) -> RunFolder:
-        """A new folder with its config. An existing one is refused, or emptied of an old run if `force`."""
+    def new(cls, path: Path, recipe: str, force: bool = False) -> RunFolder:
+        """A folder for a new run. One that exists is refused, unless it is a run and `force` is given.
+
+        Nothing is written or deleted before `begin`.
+        """
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file; name another folder with --out")
         if path.is_dir() and any(path.iterdir()):
@@ -44,24 +48,22 @@ class RunFolder:
                 )
             if not (path / CONFIG).is_file():
                 raise UserError(f"{path} is not a run folder; --force replaces only runs")
-            shutil.rmtree(path)
-        path.mkdir(parents=True, exist_ok=True)
-        folder = cls(path)
-        (path / CONFIG).write_text(f"# recipe: {recipe}\n{to_yaml(config)}")
-        return folder
+        return cls(path, recipe)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """The folder of a run that exists."""
         if not (path / CONFIG).is_file():
             raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
-        return cls(path)
+        first = (path / CONFIG).read_text().partition("\n")[0]
+        return cls(path, first.removeprefix("# recipe: ").strip())
 
-    @property
-    def recipe(self) -> str:
-        """The name of the recipe that the run was started with."""
-        first = (self.path / CONFIG).read_text().partition("\n")[0]
-        return first.removeprefix("# recipe: ").strip()
+    def begin(self, config: Config) -> None:
+        """Makes the folder, empty but for the config: everything is in order, training is about to start."""
+        if self.path.is_dir():
+            shutil.rmtree(self.path)
+        self.path.mkdir(parents=True)
+        (self.path / CONFIG).write_text(f"# recipe: {self.recipe}\n{to_yaml(config)}")
 
     @property
     def checkpoint(self) -> Path:

@@ -113,6 +113,8 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     summary: dict[str, Any] = {}
     if resume:
         loop.resume()
+    elif fabric.is_global_zero:
+        folder.begin(config)
     if classes and config.baselines:
         reporter.note("linear accuracy before training ...")
         summary |= loop.baselines()

@@ -57,9 +57,7 @@ def test_gradients_are_those_of_autograd():
     features, labels, _, _ = clusters(spread=1.0, rows=60)
     weight = torch.randn(3, 12, requires_grad=True)
     bias = torch.randn(3, requires_grad=True)
-    loss = (
-        torch.nn.functional.cross_entropy(features @ weight.T + bias, labels) + 0.05 * weight.square().sum()
-    )
+    loss = torch.nn.functional.cross_entropy(features @ weight.T + bias, labels) + 0.05 * weight.square().sum()
     loss.backward()
     with torch.no_grad():
         found = linear._loss_and_gradients(features, labels, 0.1, linear._Classifier(weight, bias))

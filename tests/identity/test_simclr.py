@@ -48,8 +48,9 @@ def train_in_one_of_two(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=PROCESSES)
     model = Model()
-    loss, accuracy = DistributedDataParallel(model)(torch.cat(views_of(rank)))
-    loss.backward()  # DDP averages the gradients over processes
+    parallel = DistributedDataParallel(model)  # averages gradients over processes, as long as it exists
+    loss, accuracy = parallel(torch.cat(views_of(rank)))
+    loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     rows = gather(torch.full((2, 1), float(rank), requires_grad=True))
     torch.save(

@@ -84,9 +84,7 @@ def test_convolutions_have_kaiming_initialisation(name):
     for conv in (m for m in create_encoder(name).modules() if isinstance(m, nn.Conv2d)):
         outputs = conv.out_channels * conv.kernel_size[0] * conv.kernel_size[1]
         # the standard error of a standard deviation is std / sqrt(2 n): five of them
-        assert conv.weight.std().item() == pytest.approx(
-            (2 / outputs) ** 0.5, rel=5 / (2 * conv.weight.numel()) ** 0.5
-        )
+        assert conv.weight.std().item() == pytest.approx((2 / outputs) ** 0.5, rel=5 / (2 * conv.weight.numel()) ** 0.5)
         assert conv.bias is None
 
 
@@ -119,9 +117,7 @@ def test_gradients_reach_every_parameter():
 
 
 def test_unknown_names_are_the_users_error():
-    with pytest.raises(
-        UserError, match=r"^unknown encoder 'resnet18-cifra': did you mean 'resnet18-cifar'\?$"
-    ):
+    with pytest.raises(UserError, match=r"^unknown encoder 'resnet18-cifra': did you mean 'resnet18-cifar'\?$"):
         create_encoder("resnet18-cifra")
 
 
@@ -141,9 +137,7 @@ def test_a_timm_model_with_a_wider_last_layer():
 
 def test_unknown_timm_models_are_the_users_error():
     pytest.importorskip("timm")
-    with pytest.raises(
-        UserError, match=r"^timm has no model 'convnext_ato': did you mean 'convnext_atto'\?$"
-    ):
+    with pytest.raises(UserError, match=r"^timm has no model 'convnext_ato': did you mean 'convnext_atto'\?$"):
         create_encoder("timm:convnext_ato")
     with pytest.raises(UserError, match=r"^timm has no model '#': timm.list_models\(\) lists them$"):
         create_encoder("timm:#")

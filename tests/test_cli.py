@@ -1,0 +1,152 @@
+"""The command line as a person meets it."""
+
+import json
+import sys
+
+import pytest
+from conftest import TINY
+from PIL import Image
+
+from stec import cli
+from stec.config import load
+
+
+@pytest.fixture
+def stec(monkeypatch, capsys, tmp_path):
+    """Runs `stec WORDS` in an empty folder -> exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["stec", *words])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def refused(result, *parts):
+    code, _, err = result
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1, err
+    assert err.startswith("stec: ")
+    for part in parts:
+        assert part in err
+
+
+def test_a_run_prints_its_accuracies_and_where_it_is(stec, tmp_path):
+    code, out, _ = stec("pretrain", *TINY, "baselines=true")
+    assert code == 0
+    for words in ("linear accuracy, trained encoder", "same encoder untrained", "pixels", "nearest neighbours"):
+        assert words in out
+    assert "runs/default-stec-seed0" in out
+    for words in ("epoch 4/4", "identity", "manipulation", "probe", "views/s", "done"):
+        assert words in out, "plain progress lines, as the output is no terminal"
+    assert "\x1b" not in out
+    summary = json.loads((tmp_path / "runs/default-stec-seed0/summary.json").read_text())
+    assert f"{summary['linear']:.1f} %" in out
+
+
+def test_an_existing_run_is_refused_then_resumed_then_replaced(stec, tmp_path):
+    stec("pretrain", *TINY, "--out", "run")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    refused(stec("pretrain", *TINY, "--out", "run"), "run exists", "--resume run", "--force")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+    code, out, _ = stec("pretrain", "--resume", "run")
+    assert code == 0
+    assert "resumed at epoch 4 of 4" in out
+    code, _, _ = stec("pretrain", *TINY, "epochs=2", "--out", "run", "--force")
+    assert code == 0
+    assert json.loads((tmp_path / "run/summary.json").read_text())["epochs"] == 2
+
+
+def test_force_does_not_delete_what_is_not_a_run(stec, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/mother.txt").write_text("precious")
+    refused(stec("pretrain", *TINY, "--out", "photos", "--force"), "not a run folder")
+    assert (tmp_path / "photos/mother.txt").read_text() == "precious"
+
+
+def test_print_config_prints_yaml_that_is_a_recipe(stec, tmp_path):
+    code, out, _ = stec("pretrain", "cifar10-resnet18-stec", "seed=4", "--print-config")
+    assert code == 0
+    (tmp_path / "printed.yaml").write_text(out)
+    assert load(str(tmp_path / "printed.yaml")) == load("cifar10-resnet18-stec", ["seed=4"])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_lists(stec):
+    _, recipes, _ = stec("recipes")
+    assert "cifar10-resnet18-stec" in recipes
+    assert "published: 92.0 +- 0.2" in recipes
+    _, methods, _ = stec("methods")
+    assert "simclr" in methods
+    assert "SimCLR + the manipulation model" in methods
+    _, sources, _ = stec("data")
+    assert "any tree of images" in sources
+
+
+def test_data_describes_ones_own_images(stec, tmp_path):
+    for i in range(20):
+        path = tmp_path / "pictures" / ("cat", "dog")[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 30), (i, i, i)).save(path)
+    code, out, _ = stec("data", "data.source=folder", "data.root=pictures")
+    assert code == 0
+    assert "2: cat, dog" in out
+    assert "18 images, 18 labelled" in out
+
+
+def test_views_draws_a_picture(stec, tmp_path):
+    code, _, _ = stec("views", "-o", "pairs.png", "--pairs", "3")
+    assert code == 0
+    with Image.open(tmp_path / "pairs.png") as picture:
+        assert picture.width > 1000
+        assert len(picture.getcolors(maxcolors=1 << 24)) > 50
+
+
+def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):
+    refused(stec("pretrain", "defalt"), "unknown recipe 'defalt'", "did you mean 'default'")
+    refused(stec("pretrain", "method=simclear"), "unknown method 'simclear'", "did you mean 'simclr'")
+    refused(stec("pretrain", "encoder=resnet17"), "resnet17", "did you mean 'resnet1")
+    refused(stec("pretrain", "default", "other"), "more than one recipe")
+    refused(stec("pretrain", "epoch=3"), "did you mean 'epochs'")
+    refused(stec("pretrain", "epochs=three"), "epochs", "three")
+    refused(stec("pretrain", "--resume", "nowhere"), "nowhere is not a run folder")
+    refused(stec("pretrain", "--resume", "nowhere", "epochs=3"), "leave out the other words")
+    refused(stec("pretrain", "data.source=folder"), "needs data.root")
+    refused(stec("pretrain", "data.source=folder", "data.root=nowhere"), "nowhere")
+    (tmp_path / "empty").mkdir()
+    refused(stec("pretrain", "data.source=folder", "data.root=empty"), "empty", "no image")
+    refused(stec("pretrain", *TINY, "batch_size=1000"), "batch_size=1000", "96 images")
+    refused(stec("pretrain", "cifar10-resnet18-stec"), "data.download=true")
+    (tmp_path / "file").write_text("")
+    refused(stec("pretrain", *TINY, "--out", "file"), "file is a file")
+
+
+def test_a_mistake_found_before_training_leaves_no_run_folder_behind(stec, tmp_path):
+    refused(stec("pretrain", *TINY, "method=simclear"))
+    refused(stec("pretrain", *TINY, "batch_size=1000"))
+    refused(stec("pretrain", "data.source=folder", "data.root=nowhere"))
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_tenth_of_broken_images_is_fatal_and_one_is_named(stec, tmp_path):
+    for i in range(120):
+        path = tmp_path / "pictures" / f"{i:03d}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (20, 30), (i, i, i)).save(path)
+    (tmp_path / "pictures/007.png").write_bytes(b"not a picture")
+    words = (*TINY, "data.source=folder", "data.root=pictures", "epochs=1")
+    code, out, _ = stec("pretrain", *words)
+    assert code == 0
+    assert "007.png" in out
+    assert "1 unreadable image" in out
+    for i in range(12):
+        (tmp_path / f"pictures/{i:03d}.png").write_bytes(b"not a picture")
+    refused(stec("pretrain", *words, "--out", "second"), "more than 1 % of 120 images")

@@ -1,0 +1,103 @@
+import pytest
+import yaml
+
+from stec.config import Config, load, read_recipe, recipe_names, to_yaml
+from stec.errors import UserError
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_loads_and_says_what_it_is(name):
+    assert isinstance(load(name), Config)
+    assert read_recipe(name)["about"]
+
+
+# method.md sections 1, 3, 4, 5: the paper's numbers, typed a second time.
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ("cifar10-resnet18-stec", ("resnet18-cifar", 1000, 1024, 1.0, 1.0, 0.5, 512, 64, (0.4, 0.1), 0.0, 0.0, 32)),
+        ("cifar100-resnet50-simclr", ("resnet50-cifar", 1000, 1024, 1.0, 1.0, 0.5, 2048, 64, (0.4, 0.1), 0, 0, 32)),
+        ("stl10-resnet18-simclr", ("resnet18-stl", 1000, 1024, 0.3, 0.3, 0.2, 512, 128, (0.8, 0.2), 0.5, 0.2, 96)),
+        ("stl10-resnet50-stec", ("resnet50-stl", 1000, 1024, 0.3, 0.3, 0.2, 2048, 128, (0.8, 0.2), 0.5, 0.2, 96)),
+        ("imagenet-resnet50-stec", ("resnet50", 100, 1680, 0.6, 0.3, 0.1, 2048, 128, (0.8, 0.2), 0.5, 0.2, 224)),
+    ],
+)
+def test_recipes_hold_the_papers_numbers(recipe, expected):
+    c = load(recipe)
+    assert (
+        c.encoder, c.epochs, c.batch_size, c.lambda_manip, c.optimizer.rate, c.identity.temperature, c.identity.hidden,
+        c.identity.output, c.views.jitter, c.views.blur, c.views.solarize, c.views.size,
+    ) == expected  # fmt: skip
+    assert (c.optimizer.weight_decay, c.optimizer.warmup_epochs, c.optimizer.momentum) == (1e-6, 10, 0.9)
+    assert (c.manipulation.k, c.views.area, c.views.grey, c.views.mirror) == (6, (0.08, 1.0), 0.2, 0.5)
+
+
+def test_stec_recipes_differ_from_simclr_in_the_method_alone():
+    for name in recipe_names():
+        if name.endswith("-stec"):
+            ours, theirs = (yaml.safe_load(to_yaml(load(n))) for n in (name, name.replace("-stec", "-simclr")))
+            assert {k for k in ours if ours[k] != theirs[k]} == {"method"}
+
+
+def test_words_win_over_the_recipe_and_types_are_kept():
+    config = load("default", ["views.area=[0.5,0.9]", "seed=7", "optimizer.rate=1", "data.root=null"])
+    assert config.views.area == (0.5, 0.9)
+    assert config.seed == 7
+    assert isinstance(config.optimizer.rate, float)
+    assert config.data.root is None
+
+
+def test_the_resolved_config_round_trips(tmp_path):
+    config = load("stl10-resnet18-stec", ["seed=3", "data.root=/somewhere"])
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config))
+    assert load(str(path)) == config
+
+
+def test_a_recipe_of_ones_own_can_be_based_on_another(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: cifar10-resnet18-stec\nepochs: 20\n")
+    config = load(str(path))
+    assert (config.epochs, config.encoder, config.method) == (20, "resnet18-cifar", "stec")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["view.size=32"], "unknown key 'view': did you mean 'views'?"),
+        (["views.sise=32"], "unknown key 'views.sise': did you mean 'views.size'?"),
+        (["temperature=1"], "unknown key 'temperature': did you mean 'identity.temperature'?"),
+        (["epochs=many"], "epochs: Value 'many' of type 'str' could not be converted to Integer"),
+        (["views.area=[0.1,x]"], "views.area"),
+        (["views.area=[0.5]"], "views.area=(0.5,): needs two numbers"),
+        (["views.area=[0.9,0.5]"], "views.area=(0.9, 0.5): needs 0 < low <= high"),
+        (["views.grey=1.5"], "views.grey=1.5: is a probability"),
+        (["views.jitter=[0.4,0.7]"], "views.jitter"),
+        (["manipulation.action=egocentrik"], "did you mean 'egocentric'?"),
+        (["manipulation.k=1"], "manipulation.k=1: must be at least 2"),
+        (["lambda_manip=-1"], "lambda_manip=-1.0: must be at least 0"),
+        (["identity.temperature=0"], "identity.temperature=0.0: must be above 0"),
+        (["epochs=5", "optimizer.warmup_epochs=6"], "optimizer.warmup_epochs=6.0: is longer than the run"),
+        (["data=cifar10"], "data"),
+        (["epochs="], "epochs"),
+        (["=3"], "'=3': expected key=value"),
+        (["views.area=[0.1"], "cannot read"),
+    ],
+)
+def test_a_wrong_word_is_named_with_what_would_be_right(words, message):
+    with pytest.raises(UserError) as caught:
+        load("default", words)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_recipes_are_named(tmp_path):
+    with pytest.raises(UserError, match="unknown recipe 'cifar10-resnet18-stek': did you mean 'cifar10-resnet18-stec'"):
+        load("cifar10-resnet18-stek")
+    with pytest.raises(UserError, match=r"no-such.yaml: no such file"):
+        load("no-such.yaml")
+    path = tmp_path / "bad.yaml"
+    for text, message in (("a: [", "not valid YAML"), ("- a", "mapping"), (f"base: {path}", "based on itself")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            load(str(path))

@@ -1,0 +1,246 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import Silent
+from PIL import Image
+from safetensors.torch import load_file
+
+import stec.training
+from stec import UserError
+from stec.data import shapes
+
+
+def encoder_of(folder):
+    return load_file(folder.path / "encoder.safetensors")
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    return all(torch.equal(a[key], b[key]) for key in a)
+
+
+def losses(folder):
+    return [(record["step"], record["loss"]) for record in folder.metrics()]
+
+
+def test_the_same_seed_gives_the_same_run_bit_for_bit_and_another_does_not(train):
+    first, summary = train("a", "seed=3")
+    again, summary_again = train("b", "seed=3")
+    other, _ = train("c", "seed=4")
+    assert same(encoder_of(first), encoder_of(again))
+    assert losses(first) == losses(again)
+    assert [summary[k] for k in ("linear", "knn", "linear_online")] == [
+        summary_again[k] for k in ("linear", "knn", "linear_online")
+    ]
+    assert not same(encoder_of(first), encoder_of(other))
+
+
+def test_simclr_is_stec_with_lambda_0(train):
+    words = ("epochs=7", "optimizer.warmup_epochs=1")  # 21 steps
+    simclr, _ = train("simclr", "method=simclr", *words)
+    stec_0, _ = train("stec0", "method=stec", "lambda_manip=0", *words)
+    stec_1, _ = train("stec1", "method=stec", "lambda_manip=1", *words)
+    assert simclr.metrics()[-1]["step"] == 21
+    assert same(encoder_of(simclr), encoder_of(stec_0))
+    assert not same(encoder_of(simclr), encoder_of(stec_1))
+
+
+class Interrupted(Exception):
+    pass
+
+
+class InterruptsAt(Silent):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def progress(self, progress):
+        if progress.step >= self.step:
+            raise Interrupted
+
+
+def test_a_resumed_run_ends_as_if_it_had_never_stopped(train):
+    whole, whole_summary = train("whole")
+    with pytest.raises(Interrupted):
+        train("broken", reporter=InterruptsAt(10))  # past the checkpoint of epoch 2, at step 6
+    broken = stec.training.RunFolder.open(train.path / "broken")
+    assert broken.metrics()[-1]["step"] > 6
+    summary = train.resume(broken)
+    assert same(encoder_of(whole), encoder_of(broken))
+    assert losses(whole) == losses(broken)
+    assert summary["linear"] == whole_summary["linear"]
+
+
+def test_resuming_before_the_first_checkpoint_starts_over(train):
+    whole, _ = train("whole")
+    with pytest.raises(Interrupted):
+        train("broken", reporter=InterruptsAt(2))
+    broken = stec.training.RunFolder.open(train.path / "broken")
+    train.resume(broken)
+    assert losses(whole) == losses(broken)
+
+
+def test_resuming_a_finished_run_only_evaluates(train):
+    folder, summary = train("done")
+    before = losses(folder)
+    assert train.resume(folder)["linear"] == summary["linear"]
+    assert losses(folder) == before
+
+
+def test_a_damaged_checkpoint_is_one_clear_line(train):
+    folder, _ = train("run")
+    folder.checkpoint.write_bytes(folder.checkpoint.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"checkpoint\.pt cannot be read"):
+        train.resume(folder)
+
+
+def test_a_checkpoint_of_other_data_is_refused(train):
+    folder, _ = train("run")
+    path = folder.path / "config.yaml"
+    path.write_text(path.read_text().replace("train_images: 96", "train_images: 97"))
+    with pytest.raises(UserError, match="the data changed"):
+        train.resume(folder)
+
+
+def test_nan_stops_with_step_rate_and_the_last_good_checkpoint(train, monkeypatch):
+    rate = stec.training._Loop._rate
+    monkeypatch.setattr(
+        stec.training._Loop, "_rate", lambda loop: float("nan") if loop.step == 8 else rate(loop)
+    )  # weights are NaN after step 8, the loss at step 9
+    with pytest.raises(UserError, match=r"at step 9 \(learning rate 0\.\d+; .*checkpoint\.pt is from before\)"):
+        train("run")
+    state = torch.load(train.path / "run" / "checkpoint.pt")
+    assert state["step"] == 6
+    assert all(value.isfinite().all() for value in state["model"].values())
+
+
+def test_nan_before_any_checkpoint(train, monkeypatch):
+    monkeypatch.setattr(stec.training._Loop, "_rate", lambda loop: float("nan"))
+    with pytest.raises(UserError, match="at step 1 .*no checkpoint yet"):
+        train("run")
+
+
+def test_the_run_folder_explains_the_run(train):
+    folder, summary = train("run", "baselines=true")
+    assert sorted(p.name for p in folder.path.iterdir()) == [
+        "checkpoint.pt",
+        "config.yaml",
+        "encoder.safetensors",
+        "metrics.jsonl",
+        "summary.json",
+    ]
+    assert json.loads((folder.path / "summary.json").read_text()) == summary
+    promised = """method recipe seed epochs linear_online linear knn linear_untrained linear_pixels views_per_second
+        peak_memory_bytes seconds torch device commit data_fingerprint""".split()
+    assert not [key for key in promised if summary.get(key) is None]
+    assert folder.config() == train.config("baselines=true")
+    record = folder.metrics()[0]
+    assert record["step"] == 2
+    assert record["loss"] == pytest.approx(record["identity"] + record["manipulation"], rel=1e-5)
+    assert 0 < record["manipulation_accuracy"] < 1
+    encoder = stec.create("stec", encoder="resnet-small").encoder
+    encoder.load_state_dict(encoder_of(folder))
+
+
+def test_the_untrained_baseline_is_the_seeds_own_encoder(train):
+    config = train.config("seed=5", "baselines=true")
+    torch.manual_seed(5)
+    expected = stec.create("stec", "resnet-small", 1.0, config.identity, config.manipulation).encoder.state_dict()
+    seen = {}
+
+    def spy(encoder, views, split):
+        seen.update({k: v.clone() for k, v in encoder.state_dict().items()})
+        raise Interrupted
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stec.training, "extract_frozen", spy)
+        with pytest.raises(Interrupted):
+            train("run", "seed=5", "baselines=true")
+    assert same(seen, expected)
+
+
+def test_the_probe_does_not_touch_the_encoder(train, tmp_path):
+    drawn = shapes.render(96, 32)
+    for name, labelled in (("with", True), ("without", False)):
+        root = tmp_path / f"data-{name}"
+        root.mkdir()
+        for split in ("train", "test"):
+            np.save(root / f"{split}.npy", drawn.images.permute(0, 2, 3, 1).numpy())
+            if labelled:
+                np.save(root / f"{split}_labels.npy", drawn.labels[:, 0].numpy())
+    with_probe, summary = train("with", "data.source=arrays", f"data.root={tmp_path}/data-with")
+    without, summary_without = train("without", "data.source=arrays", f"data.root={tmp_path}/data-without")
+    assert same(encoder_of(with_probe), encoder_of(without))
+    assert summary["linear"] is not None
+    assert summary_without["linear"] is None
+    assert "probe_accuracy" in with_probe.metrics()[0]
+    assert "probe_accuracy" not in without.metrics()[0]
+
+
+def test_a_flat_folder_of_photos_of_all_kinds_trains_without_labels(train, tmp_path):
+    root = tmp_path / "photos"
+    root.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        mode = ("RGB", "L", "P", "RGBA", "CMYK")[i % 5]
+        height, width = rng.integers(5, 60, 2)  # some smaller than a view, none square by design
+        pixels = rng.integers(0, 255, (height, width, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels).convert(mode)
+        image.save(root / f"{i}.{'tif' if mode == 'CMYK' else 'png'}")
+    reporter = Silent()
+    _, summary = train("run", "data.source=folder", f"data.root={root}", reporter=reporter)
+    assert summary["linear"] is None
+    assert any("no labels, so no probe" in note for note in reporter.notes)
+
+
+def test_streamed_data_trains_the_same_encoder_as_resident_data(train, tmp_path):
+    root = tmp_path / "tree"
+    drawn = shapes.render(96, 32)
+    for i, (image, label) in enumerate(zip(drawn.images, drawn.labels[:, 0].tolist(), strict=True)):
+        path = root / "train" / f"class{label}" / f"{i:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    words = ("data.source=folder", f"data.root={root}", "data.workers=1", "epochs=2", "batch_size=16")
+    resident, _ = train("resident", *words, "data.resident=always")
+    streamed, summary = train("streamed", *words, "data.resident=never")
+    assert same(encoder_of(resident), encoder_of(streamed))
+    assert summary["linear"] is not None
+
+
+def test_a_batch_larger_than_the_data_is_refused(train):
+    with pytest.raises(UserError, match=r"batch_size=100 is larger than the training set \(96 images\)"):
+        train("run", "batch_size=100")
+
+
+def test_bf16_trains_on_a_cpu(train):
+    folder, _ = train("run", "precision=bf16")
+    exact, _ = train("exact")
+    first, reference = folder.metrics()[0], exact.metrics()[0]
+    assert first["loss"] != reference["loss"]
+    assert first["loss"] == pytest.approx(reference["loss"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("manipulation.action=paper",),
+        ("manipulation.action=official", "manipulation.bins=quantile"),
+        ("manipulation.action=allocentric", "manipulation.readout=regression"),
+        ("manipulation.components=informative", "manipulation.k=4"),
+        ("views.blur=0.5", "views.solarize=0.2", "views.size=24"),
+    ],
+)
+def test_every_choice_trains(train, words):
+    folder, _ = train("run", "epochs=6", *words)
+    first, last = folder.metrics()[0], folder.metrics()[-1]
+    assert last["manipulation"] < first["manipulation"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_compiled_bf16_training_on_a_gpu_follows_the_cpu(train):
+    gpu, _ = train("gpu", "device=cuda", "compile=yes")
+    cpu, _ = train("cpu", "device=cpu")
+    assert gpu.metrics()[-1]["identity"] == pytest.approx(cpu.metrics()[-1]["identity"], rel=0.1)
