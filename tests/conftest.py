@@ -4,23 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from stec.config import Config, load
-from stec.run import RunFolder
-from stec.training import Progress, pretrain
-
-TINY = (
-    "epochs=4",
-    "batch_size=32",
-    "optimizer.warmup_epochs=1",
-    "data.train_images=96",
-    "data.test_images=40",
-    "log_every=2",
-    "checkpoint_every=2",
-    "baselines=false",
-    "identity.hidden=32",
-    "manipulation.hidden=32",
-)  # 12 steps
+from tiny_runs import Runner
 
 
 @pytest.fixture(autouse=True)
@@ -30,38 +14,6 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-class Silent:
-    """A reporter that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.records: list[Progress] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def progress(self, progress: Progress) -> None:
-        self.records.append(progress)
-
-
-class Runner:
-    """Trains tiny runs below a temporary folder."""
-
-    def __init__(self, path) -> None:
-        self.path = path
-
-    def config(self, *words: str) -> Config:
-        return load("default", [*TINY, *words])
-
-    def __call__(self, name: str, *words: str, reporter=None) -> tuple[RunFolder, dict]:
-        config = self.config(*words)
-        folder = RunFolder.new(self.path / name, "default")
-        return folder, pretrain(config, folder, reporter or Silent())
-
-    def resume(self, folder: RunFolder) -> dict:
-        return pretrain(folder.config(), folder, Silent(), resume=True)
 
 
 @pytest.fixture

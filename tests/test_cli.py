@@ -4,8 +4,8 @@ import json
 import sys
 
 import pytest
-from conftest import TINY
 from PIL import Image
+from tiny_runs import TINY
 
 from stec import cli
 from stec.config import load

@@ -64,8 +64,9 @@ def view_matrix(glimpse: Glimpse) -> Tensor:
 
 def compose(outer: Tensor, inner: Tensor) -> Tensor:
     """The affine map that applies `inner`, then `outer`. (..., 2, 3)"""
-    linear = outer[..., :2] @ inner[..., :2]
-    return torch.cat([linear, outer[..., :2] @ inner[..., 2:] + outer[..., 2:]], dim=-1)
+    # Sums of products instead of `@`, which autocast and TensorFloat32 would round to a few digits.
+    product = (outer[..., :2, None] * inner[..., None, :, :]).sum(dim=-2)
+    return torch.cat([product[..., :2], product[..., 2:] + outer[..., 2:]], dim=-1)
 
 
 def invert(affine: Tensor) -> Tensor:
@@ -93,8 +94,9 @@ def warp(view: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
 
 def quadrilateral(action: Tensor) -> Tensor:
     """The corners of x' on the canvas of x, from its top left clockwise as x' sees it. (B, 4, 2) of x, y"""
-    corners = torch.tensor([[-1.0, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1]], device=action.device)
-    return corners.to(action.dtype) @ action.mT
+    corners = torch.tensor([[-1.0, -1], [1, -1], [1, 1], [-1, 1]], dtype=action.dtype, device=action.device)
+    linear, translation = action[:, None, :, :2], action[:, None, :, 2]
+    return (linear * corners[:, None, :]).sum(dim=-1) + translation
 
 
 # --- action representations -------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
             raise UserError(f"{key}{str(error).splitlines()[0]}") from None
     config: Any = OmegaConf.to_object(tree)
     config = _tuples(config)
-    _check_values(config)
+    check_values(config)
     return config
 
 
@@ -250,7 +250,9 @@ _AT_LEAST = {
 _PROBABILITIES = ("mirror", "jitter_probability", "grey", "blur", "solarize")
 
 
-def _check_values(config: Config) -> None:
+def check_values(config: Config) -> None:
+    """Refuses values that make no sense, whoever made the config."""
+
     def value_of(key: str) -> Any:
         value: Any = config
         for name in key.split("."):

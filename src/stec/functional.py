@@ -18,8 +18,9 @@ def pair_logits(first: Tensor, second: Tensor, temperature: float) -> tuple[Tens
     Returns:
         Logits (2B, 2B), minus infinity for a view with itself, and the index of every view's partner (2B,).
     """
-    z = F.normalize(torch.cat([first, second]).float(), dim=1)  # (2B, D)
-    logits = z @ z.mT / temperature
+    with torch.autocast(first.device.type, enabled=False):  # it would compute the similarities in bfloat16
+        z = F.normalize(torch.cat([first, second]).float(), dim=1)  # (2B, D)
+        logits = z @ z.mT / temperature
     logits = logits.masked_fill(torch.eye(len(z), dtype=torch.bool, device=z.device), float("-inf"))
     partners = torch.arange(len(z), device=z.device).roll(len(first))
     return logits, partners

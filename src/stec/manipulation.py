@@ -57,7 +57,7 @@ class Manipulation(nn.Module):
             if views is None:
                 raise UserError("quantile bins are fitted on sampled actions: pass the views that will be used")
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
+                torch.default_generator.manual_seed(0)  # torch.manual_seed would seed the GPUs as well
                 sizes = torch.full((QUANTILE_PAIRS, 2), QUANTILE_SIDE)
                 copy = EfferenceCopy(views.sample(sizes), views.sample(sizes))
             return Bins.quantile(self.action(copy), config.k)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stec.config import IdentityConfig, ManipulationConfig
+from stec.config import Config, IdentityConfig, ManipulationConfig, check_values
 from stec.errors import UserError, nearest
 from stec.identity import IDENTITIES, Identity
 from stec.manipulation import Manipulation
@@ -112,14 +112,18 @@ def create(
     if name not in METHODS:
         raise UserError(f"unknown method '{name}': {nearest(name, METHODS)} ('stec methods' lists them)")
     pairing = METHODS[name]
+    settings = Config(
+        lambda_manip=lambda_manip,
+        identity=_settings(IdentityConfig, identity),
+        manipulation=_settings(ManipulationConfig, manipulation),
+    )
+    check_values(settings)
     network = create_encoder(encoder) if isinstance(encoder, str) else encoder
     dim = getattr(network, "dim", None)
     if not isinstance(dim, int):
         raise UserError(f"the encoder {type(network).__name__} needs an integer attribute 'dim', its feature dimension")
-    identity_model = IDENTITIES[pairing.identity](network, _settings(IdentityConfig, identity))
-    manipulation_model = None
-    if pairing.manipulation:
-        manipulation_model = Manipulation(dim, _settings(ManipulationConfig, manipulation), views)
+    identity_model = IDENTITIES[pairing.identity](network, settings.identity)
+    manipulation_model = Manipulation(dim, settings.manipulation, views) if pairing.manipulation else None
     return Method(network, identity_model, manipulation_model, lambda_manip)
 
 

@@ -43,7 +43,8 @@ def _resampling(start: Tensor, length: Tensor, backwards: Tensor, source: int, s
     centre = (start + target * length).unsqueeze(-1)  # (B, size, 1)
     support = (length / size).clamp(min=1).unsqueeze(-1)  # a triangle this wide: antialiased when shrinking
     pixel = torch.arange(source, device=start.device, dtype=start.dtype) + 0.5
-    inside = (pixel - (start + length / 2)).abs() <= (length / 2).clamp(min=0.5)  # (B, source)
+    # Pixels that the rectangle covers, even if only in part (which takes an image that was squashed).
+    inside = (pixel - (start + length / 2)).abs() < length / 2 + 0.499  # (B, source)
     weight = (1 - (pixel - centre).abs() / support).clamp(min=0) * inside.unsqueeze(1)
     return weight / weight.sum(dim=-1, keepdim=True)
 

@@ -44,10 +44,11 @@ def fit_linear(
 ) -> LinearResult:
     """Train a linear classifier on frozen features and test it.
 
-    Features are standardised with the mean and standard deviation of the training rows. The classifier
-    minimises the mean cross-entropy + penalty / 2 * |W|^2 by full-batch L-BFGS. The penalty is the one of
-    `PENALTIES`, strongest first, that is best on a tenth of the training rows, held out, until weaker ones only
-    make it worse; then all training rows are fitted again. The test set has no part in any choice, and the same features always give the same result.
+    Features are standardised with the mean and standard deviation of the training rows. The classifier minimises
+    the mean cross-entropy + penalty / 2 * |W|^2 by full-batch L-BFGS. The penalty is the one of `PENALTIES`, strongest
+    first, that is best on a tenth of the training rows, held out, until weaker ones only make it worse; then all
+    training rows are fitted again. The test set has no part in any choice, and the same features always give the same
+    result.
 
     Args:
         train_features: (N, D), on any device, which then does all the work.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, cat, nn
-from torch.distributed.nn.functional import all_gather
+from torch import Tensor, nn
 
 from stec.config import IdentityConfig
 from stec.functional import pair_logits
+from stec.identity.gathering import gather
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import projector
 from stec.views import ViewBatch
@@ -28,14 +27,3 @@ class SimCLR(Identity):
         logits, partners = pair_logits(first, second, self.temperature)
         loss = 2 * F.cross_entropy(logits, partners)
         return IdentityOutput(loss, (logits.detach().argmax(dim=1) == partners).float().mean())
-
-
-def gather(rows: Tensor) -> Tensor:
-    """The rows of all processes, one below the other.
-
-    Every process then computes the loss of the whole batch. The gradient that comes back to `rows` is the sum over
-    processes; averaging parameter gradients over processes, as DDP does, makes it that of one process with all rows.
-    """
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return cat(all_gather(rows))
-    return rows
