@@ -10,11 +10,11 @@ from lightly.loss import NTXentLoss
 from torch import Tensor
 
 from stec.functional import (
+    contrast_pairs,
     manipulation_cross_entropy,
     manipulation_regression,
     masked_mean,
     nt_xent,
-    pair_logits,
 )
 
 
@@ -102,25 +102,46 @@ def test_low_precision_inputs_are_computed_in_float32(dtype: torch.dtype) -> Non
     assert torch.equal(loss, nt_xent(first.float(), second.float(), 0.1))
 
 
-def test_logits_are_float32_under_autocast() -> None:
+def test_similarities_are_float32_under_autocast() -> None:
     """Training runs under bfloat16 autocast, which must not reach into the similarities."""
-    first, second = two_views(16, 32, seed=2)
-    expected = pair_logits(first, second, 0.1)[0]
+    first, second = (view.requires_grad_() for view in two_views(16, 32, seed=2))
+    expected = nt_xent(first, second, 0.1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = pair_logits(first, second, 0.1)[0]
         loss = nt_xent(first, second, 0.1)
-    assert logits.dtype == torch.float32
-    assert torch.equal(logits, expected)
-    assert torch.equal(loss, nt_xent(first, second, 0.1))
+    assert torch.equal(loss, expected)
+    gradients = (torch.autograd.grad(value, (first, second)) for value in (loss, expected))
+    for ours, theirs in zip(*gradients, strict=True):
+        assert torch.equal(ours, theirs)
 
 
-def test_pair_logits_exclude_the_view_itself() -> None:
-    first, second = two_views(5, 8, seed=3)
-    logits, partners = pair_logits(first, second, 0.5)
-    assert torch.equal(logits == float("-inf"), torch.eye(10, dtype=torch.bool))
-    assert partners.tolist() == [5, 6, 7, 8, 9, 0, 1, 2, 3, 4]
-    cosine = torch.cosine_similarity(first[1], second[3], dim=0)
-    assert float(logits[1, 5 + 3]) == pytest.approx(float(cosine) / 0.5, rel=1e-5)
+def test_accuracy_counts_the_views_whose_partner_is_nearest() -> None:
+    first, second = two_views(40, 6, seed=3)
+    views = torch.nn.functional.normalize(torch.cat([first, second]), dim=1)
+    similar = (views @ views.mT).fill_diagonal_(-2)
+    right = [int(row.argmax()) == (i + 40) % 80 for i, row in enumerate(similar)]
+    assert 0.2 < sum(right) / 80 < 1
+    assert float(contrast_pairs(first, second, 0.5).accuracy) == pytest.approx(sum(right) / 80)
+
+
+@given(pairs=st.integers(1, 40), dim=st.integers(1, 32), seed=st.integers(0, 10_000), block=st.integers(1, 90))
+@settings(max_examples=60, deadline=None)
+def test_a_block_of_rows_at_a_time_gives_the_same(pairs: int, dim: int, seed: int, block: int) -> None:
+    inputs = [view.requires_grad_() for view in two_views(pairs, dim, seed)]
+    whole, parts = contrast_pairs(*inputs, 0.2), contrast_pairs(*inputs, 0.2, block=block)
+    assert parts.loss.item() == pytest.approx(whole.loss.item(), rel=1e-5, abs=1e-5)
+    assert parts.accuracy.item() == pytest.approx(whole.accuracy.item())
+    for ours, theirs in zip(*(torch.autograd.grad(c.loss, inputs) for c in (parts, whole)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_blocks_hold_no_square_of_the_batch() -> None:
+    """No tensor that is saved for the backward pass is larger than the projections themselves."""
+    first, second = (view.requires_grad_() for view in two_views(512, 16, seed=5))
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t.numel()), t)[1], lambda t: t):
+        loss = nt_xent(first, second, 0.5, block=64)
+    assert max(saved) <= 1024 * 16
+    loss.backward()
 
 
 @pytest.mark.parametrize("pairs", [1, 2, 50])

@@ -28,7 +28,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat(parts)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         total = gradient.contiguous()
         dist.all_reduce(total)
         return total.chunk(dist.get_world_size())[dist.get_rank()]

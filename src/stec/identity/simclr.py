@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stec.config import IdentityConfig
-from stec.functional import pair_logits
+from stec.functional import contrast_pairs
 from stec.identity.gathering import gather
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import projector
@@ -24,6 +23,4 @@ class SimCLR(Identity):
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """(2B, D) -> loss and accuracy."""
         first, second = (gather(half) for half in self.projector(features).float().chunk(2))
-        logits, partners = pair_logits(first, second, self.temperature)
-        loss = 2 * F.cross_entropy(logits, partners)
-        return IdentityOutput(loss, (logits.detach().argmax(dim=1) == partners).float().mean())
+        return IdentityOutput(*contrast_pairs(first, second, self.temperature))
