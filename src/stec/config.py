@@ -57,9 +57,16 @@ class ViewsConfig:
 class IdentityConfig:
     """The identity inverse model: are these two views of one object?"""
 
-    temperature: float = 0.5
+    temperature: float = 0.5  # of contrastive models
     hidden: int = 512  # units of the projector's hidden layer
     output: int = 64  # dimensions in which similarity is measured
+    ema: float = 0.99  # models with a target network: its decay, rising to 1 by a cosine over training
+    alpha: float = 1.0  # relic: weight of the invariance term
+    queue: int = 65536  # moco: target embeddings kept as negatives
+    invariance: float = 25.0  # vicreg: weights of its three terms
+    variance: float = 25.0
+    covariance: float = 1.0
+    redundancy: float = 0.005  # barlow: weight of the off-diagonal entries
 
 
 @dataclass(frozen=True)
@@ -244,8 +251,10 @@ _CHOICES = {
 _AT_LEAST = {
     "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "lambda_manip": 0,
     "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
-    "identity.hidden": 1, "identity.output": 1, "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0,
-    "optimizer.momentum": 0, "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.warmup_epochs": 0,
+    "identity.hidden": 1, "identity.output": 1, "identity.ema": 0, "identity.alpha": 0, "identity.queue": 1,
+    "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
+    "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0, "optimizer.momentum": 0,
+    "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.warmup_epochs": 0,
 }  # fmt: skip
 _PROBABILITIES = ("mirror", "jitter_probability", "grey", "blur", "solarize")
 
@@ -279,5 +288,6 @@ def check_values(config: Config) -> None:
     require(0 <= u <= 1 and 0 <= v <= 0.5, "views.jitter", "needs u from 0 to 1 and v from 0 to 0.5")
     require(0 < config.views.test_crop <= 1, "views.test_crop", "must be above 0 and at most 1")
     require(config.identity.temperature > 0, "identity.temperature", "must be above 0")
+    require(config.identity.ema <= 1, "identity.ema", "must be at most 1")
     require(config.optimizer.momentum < 1, "optimizer.momentum", "must be below 1")
     require(config.optimizer.warmup_epochs <= config.epochs, "optimizer.warmup_epochs", "is longer than the run")

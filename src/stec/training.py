@@ -173,7 +173,8 @@ class _Loop:
             trainee = nn.SyncBatchNorm.convert_sync_batchnorm(trainee)
         self.act: Callable[..., ViewBatch] = views
         if config.compile == "yes" or (config.compile == "auto" and fabric.device.type == "cuda"):
-            trainee.method.encoder.compile()
+            for encoder in (trainee.method.encoder, *trainee.method.identity.target_encoders()):
+                encoder.compile()
             self.act = torch.compile(views)
         self.model, self.optimizer = fabric.setup(trainee, optimizer)
         self.steps_per_epoch = len(dataset.train) // config.batch_size

@@ -27,5 +27,9 @@ class Identity(nn.Module):
         """Features (2B, D) of the batch's views, first and second -> loss and accuracy."""
         raise NotImplementedError
 
+    def target_encoders(self) -> list[nn.Module]:
+        """Copies of the encoder that this model runs itself, to be compiled like the encoder."""
+        return []
+
     def after_step(self, progress: float) -> None:
         """Called after every optimizer step with the share of training done; moving averages are updated here."""
