@@ -1,10 +1,16 @@
 """stec: self-supervised learning through efference copies. Act, keep a copy of the action, and learn to infer it."""
 
-from stec import actions, functional, transforms
-from stec.actions import Bins, EfferenceCopy, Glimpse
-from stec.errors import UserError
-from stec.method import Losses, Method, create, list_methods
-from stec.views import ViewBatch, Views
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stec import actions, functional, transforms
+    from stec.actions import Bins, EfferenceCopy, Glimpse
+    from stec.errors import UserError
+    from stec.method import Losses, Method, create, list_methods
+    from stec.views import ViewBatch, Views
 
 __version__ = "0.1.0"
 
@@ -23,3 +29,24 @@ __all__ = [
     "list_methods",
     "transforms",
 ]
+
+_HOMES = {
+    "stec.actions": ("Bins", "EfferenceCopy", "Glimpse"),
+    "stec.errors": ("UserError",),
+    "stec.method": ("Losses", "Method", "create", "list_methods"),
+    "stec.views": ("ViewBatch", "Views"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for, so that the command line answers before PyTorch is loaded."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    if name in __all__:
+        return import_module(f"stec.{name}")
+    raise AttributeError(f"module 'stec' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

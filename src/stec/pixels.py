@@ -30,9 +30,11 @@ def crop_and_resize(images: Tensor, crop: Tensor, mirrored: Tensor, size: int) -
         (B, C, size, size)
     """
     top, left, height, width = crop.unbind(-1)
-    rows = _resampling(top, height, torch.zeros_like(mirrored), images.shape[-2], size)  # (B, size, H)
-    columns = _resampling(left, width, mirrored, images.shape[-1], size)  # (B, size, W)
-    return rows.unsqueeze(1) @ images @ columns.mT.unsqueeze(1)
+    b, channels, h, w = images.shape
+    rows = _resampling(top, height, torch.zeros_like(mirrored), h, size)  # (B, size, H)
+    columns = _resampling(left, width, mirrored, w, size)  # (B, size, W)
+    narrow = images.reshape(b, channels * h, w).bmm(columns.mT).view(b, channels, h, size)
+    return rows.unsqueeze(1) @ narrow
 
 
 def _resampling(start: Tensor, length: Tensor, backwards: Tensor, source: int, size: int) -> Tensor:
@@ -63,12 +65,28 @@ def colour_jitter(images: Tensor, colour: Tensor, order: Tensor) -> Tensor:
         colour: (B, 4) the factors of brightness, contrast and saturation, and the hue offset in turns.
         order: (B, 4) a permutation of 0 (brightness), 1 (contrast), 2 (saturation), 3 (hue).
     """
+    if not on_cpu(images):
+        return _jitter(images, colour, order, hue_slot=None)
+    # Hue costs more than the rest together: on a CPU, images that have it in the same place go together.
+    changed = (colour[:, :3] != 1).any(dim=1) | (colour[:, 3] != 0)
+    place = torch.where(changed, (order == 3).int().argmax(dim=1), -1)
+    result = images.clone()
+    for slot in range(4):
+        rows = (place == slot).nonzero().squeeze(1)
+        result[rows] = _jitter(images[rows], colour[rows], order[rows], slot)
+    return result
+
+
+def _jitter(images: Tensor, colour: Tensor, order: Tensor, hue_slot: int | None) -> Tensor:
+    """The four operations; `hue_slot` says where hue comes if that is the same for all."""
     for slot in range(4):
         operation = order[:, slot]
         amount = colour.gather(1, operation[:, None]).squeeze(1)
-        is_hue = operation == 3
-        images = apply_where(~is_hue & (amount != 1), _blend, images, amount, operation)
-        images = apply_where(is_hue & (amount != 0), shift_hue, images, amount)
+        if hue_slot is None:
+            blended, is_hue = _blend(images, amount, operation), (operation == 3)[:, None, None, None]
+            images = torch.where(is_hue, shift_hue(images, amount), blended)
+        else:
+            images = shift_hue(images, amount) if slot == hue_slot else _blend(images, amount, operation)
     return images
 
 
@@ -76,28 +94,25 @@ def _blend(images: Tensor, factor: Tensor, operation: Tensor) -> Tensor:
     """Scales the distance to black (brightness), to the image's mean grey (contrast), to the pixel's (saturation)."""
     grey = to_grey(images)
     operation, factor = operation[:, None, None, None], factor[:, None, None, None]
-    anchor = torch.where(operation == 1, grey.mean(dim=(-2, -1), keepdim=True), grey) * (operation != 0)
-    return (factor * images + (1 - factor) * anchor).clamp(0, 1)
+    anchor = torch.where(operation == 1, grey.mean(dim=(-2, -1), keepdim=True), grey)
+    anchor = anchor * ((1 - factor) * (operation != 0))
+    return torch.addcmul(anchor, images, factor).clamp_(0, 1)
 
 
 def shift_hue(images: Tensor, offset: Tensor) -> Tensor:
     """Adds to the hue in HSV space, modulo one turn."""
     red, green, blue = images.unbind(1)
-    value, lowest = images.amax(dim=1), images.amin(dim=1)
-    chroma = value - lowest
-    span = torch.where(chroma > 0, chroma, 1.0)
-    sector = torch.where(
-        value == red,
-        (green - blue) / span,
-        torch.where(value == green, 2 + (blue - red) / span, 4 + (red - green) / span),
-    )
-    sector = sector + 6 * offset[:, None, None]  # hue in sixths of a turn
+    value = torch.maximum(torch.maximum(red, green), blue)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    is_red, is_green = value == red, value == green
+    difference = torch.where(is_red, green - blue, torch.where(is_green, blue - red, red - green))
+    sector = torch.where(is_red, 0.0, torch.where(is_green, 2.0, 4.0))
+    hue = difference / chroma.clamp(min=1e-12) + sector + 6 * offset[:, None, None]  # in sixths of a turn
+    hue = hue - 6 * (hue / 6).floor()  # from 0 to 6
 
-    def channel(shift: int) -> Tensor:
-        k = (sector + shift) % 6
-        return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)
-
-    return torch.stack([channel(5), channel(3), channel(1)], dim=1)
+    # How far each channel is from its peak, where it is on a plateau two sixths wide.
+    below = [2 - (hue - 3).abs(), (hue - 2).abs() - 1, (hue - 4).abs() - 1]
+    return torch.stack([torch.addcmul(value, chroma, b.clamp_(0, 1), value=-1) for b in below], dim=1)
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
@@ -140,7 +155,12 @@ def apply_where(mask: Tensor, operation: Callable[..., Tensor], images: Tensor, 
     On a GPU all images are computed and the right ones chosen, without waiting for the mask. On a CPU computing is
     dear and waiting free: only the images in the mask are touched.
     """
-    if images.device.type == "cpu" and not torch.compiler.is_compiling():
+    if on_cpu(images):
         rows = mask.nonzero().squeeze(1)
         return images.index_copy(0, rows, operation(images[rows], *(p[rows] for p in parameters)))
     return torch.where(mask[:, None, None, None], operation(images, *parameters), images)
+
+
+def on_cpu(images: Tensor) -> bool:
+    """Whether only what is needed should be computed, rather than everything without waiting."""
+    return images.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stec import pixels
 from stec.actions import EfferenceCopy, Glimpse
 
+CPU_ROWS = 512  # images that a CPU works on at a time: they should fit into its cache
 TRIES = 10  # to find a crop that fits, as in torchvision
 BLUR_SIGMA = (0.1, 2.0)  # at a side of 224 pixels, scaled with it
 
@@ -115,6 +116,12 @@ class Views(nn.Module):
 
     def render(self, images: Tensor, glimpse: Glimpse) -> Tensor:
         """Carries out the actions: (N, 3, H, W) images -> (N, 3, S, S) views in [0, 1]."""
+        if not pixels.on_cpu(images):
+            return self._render(images, glimpse)
+        rows = [slice(start, start + CPU_ROWS) for start in range(0, len(images), CPU_ROWS)]
+        return torch.cat([self._render(images[some], glimpse.rows(some)) for some in rows])
+
+    def _render(self, images: Tensor, glimpse: Glimpse) -> Tensor:
         views = self._look(images, glimpse.crop, glimpse.source, glimpse.mirrored)
         if self.jitter_probability > 0:
             views = pixels.colour_jitter(views, glimpse.colour, glimpse.order)
