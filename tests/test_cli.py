@@ -1,6 +1,8 @@
 """The command line as a person meets it."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -52,6 +54,12 @@ def test_a_run_prints_its_accuracies_and_where_it_is(stec, tmp_path):
     assert f"{summary['linear']:.1f} %" in out
 
 
+def test_a_star_is_not_put_into_a_path(stec, tmp_path):
+    code, _, _ = stec("pretrain", *TINY, "epochs=1", "method=stec*")
+    assert code == 0
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["default-stec-star-seed0"]
+
+
 def test_an_existing_run_is_refused_then_resumed_then_replaced(stec, tmp_path):
     stec("pretrain", *TINY, "--out", "run")
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
@@ -78,6 +86,14 @@ def test_print_config_prints_yaml_that_is_a_recipe(stec, tmp_path):
     (tmp_path / "printed.yaml").write_text(out)
     assert load(str(tmp_path / "printed.yaml")) == load("cifar10-resnet18-stec", ["seed=4"])
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_command_line_answers_before_pytorch_is_loaded():
+    """Help is quick, and OMP_WAIT_POLICY is set in time."""
+    code = "import sys, os, stec.cli; print('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "PASSIVE"]
 
 
 def test_lists(stec):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import yaml
 
@@ -19,6 +21,14 @@ def test_every_recipe_loads_and_says_what_it_is(name):
         ("cifar100-resnet50-simclr", ("resnet50-cifar", 1000, 1024, 1.0, 1.0, 0.5, 2048, 64, (0.4, 0.1), 0, 0, 32)),
         ("stl10-resnet18-simclr", ("resnet18-stl", 1000, 1024, 0.3, 0.3, 0.2, 512, 128, (0.8, 0.2), 0.5, 0.2, 96)),
         ("stl10-resnet50-stec", ("resnet50-stl", 1000, 1024, 0.3, 0.3, 0.2, 2048, 128, (0.8, 0.2), 0.5, 0.2, 96)),
+        ("cifar10-resnet18-moco", ("resnet18-cifar", 1000, 1024, 1.0, 1.0, 0.5, 512, 64, (0.4, 0.1), 0.0, 0.0, 32)),
+        ("cifar100-resnet50-stec-star", ("resnet50-cifar", 1000, 1024, 1.0, 1.0, 0.5, 2048, 64, (0.4, 0.1), 0, 0, 32)),
+        ("cifar100-resnet18-byol", ("resnet18-cifar", 1000, 1024, 1.0, 1.0, 0.5, 512, 64, (0.4, 0.1), 0.0, 0.0, 32)),
+        ("stl10-resnet18-relic", ("resnet18-stl", 1000, 1024, 0.3, 0.3, 0.2, 512, 128, (0.4, 0.1), 0.5, 0.2, 96)),
+        ("stl10-resnet50-stec-star", ("resnet50-stl", 1000, 1024, 0.3, 0.3, 0.2, 2048, 128, (0.4, 0.1), 0.5, 0.2, 96)),
+        ("stl10-resnet18-moco", ("resnet18-stl", 1000, 1024, 0.3, 0.3, 0.2, 512, 128, (0.8, 0.2), 0.5, 0.2, 96)),
+        ("stl10-resnet18-byol", ("resnet18-stl", 1000, 1024, 0.3, 0.3, 0.2, 2048, 128, (0.8, 0.2), 0.5, 0.2, 96)),
+        ("imagenet-resnet50-relic", ("resnet50", 100, 1680, 0.6, 0.3, 0.1, 2048, 128, (0.4, 0.1), 0.5, 0.2, 224)),
         ("imagenet-resnet50-stec", ("resnet50", 100, 1680, 0.6, 0.3, 0.1, 2048, 128, (0.8, 0.2), 0.5, 0.2, 224)),
     ],
 )
@@ -37,6 +47,25 @@ def test_stec_recipes_differ_from_simclr_in_the_method_alone():
         if name.endswith("-stec"):
             ours, theirs = (yaml.safe_load(to_yaml(load(n))) for n in (name, name.replace("-stec", "-simclr")))
             assert {k for k in ours if ours[k] != theirs[k]} == {"method"}
+
+
+def test_stec_star_recipes_differ_from_relic_in_the_method_alone():
+    names = [name for name in recipe_names() if "-stec-star" in name]
+    assert len(names) == 8
+    for name in names:
+        ours, theirs = (yaml.safe_load(to_yaml(load(n))) for n in (name, name.replace("-stec-star", "-relic")))
+        assert {k for k in ours if ours[k] != theirs[k]} == {"method"}
+    assert load("imagenet-resnet50-stec-star-300") == replace(load("imagenet-resnet50-stec-star"), epochs=300)
+
+
+def test_recipes_with_a_target_network_have_its_decay_and_the_queue():
+    for name in recipe_names():
+        method = name.partition("-resnet")[2][3:].removesuffix("-300")
+        if method in ("relic", "stec-star", "moco", "byol"):
+            config = load(name)
+            assert config.method == method
+            assert config.identity.ema == (0.996 if method == "byol" else 0.99)
+            assert (config.identity.alpha, config.identity.queue) == (1.0, 65536)
 
 
 def test_words_win_over_the_recipe_and_types_are_kept():

@@ -130,8 +130,10 @@ def test_a_block_of_rows_at_a_time_gives_the_same(pairs: int, dim: int, seed: in
     whole, parts = contrast_pairs(*inputs, 0.2), contrast_pairs(*inputs, 0.2, block=block)
     assert parts.loss.item() == pytest.approx(whole.loss.item(), rel=1e-5, abs=1e-5)
     assert parts.accuracy.item() == pytest.approx(whole.accuracy.item())
-    for ours, theirs in zip(*(torch.autograd.grad(c.loss, inputs) for c in (parts, whole)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    gradients = (torch.autograd.grad(contrast.loss, inputs) for contrast in (parts, whole))
+    for ours, theirs, view in zip(*gradients, inputs, strict=True):
+        error = (ours - theirs).norm(dim=1) * view.detach().norm(dim=1) * pairs * 0.2  # in the same units as above
+        assert error.max() < 1e-5
 
 
 def test_blocks_hold_no_square_of_the_batch() -> None:

@@ -105,9 +105,9 @@ def test_a_checkpoint_of_other_data_is_refused(train):
 
 
 def test_nan_stops_with_step_rate_and_the_last_good_checkpoint(train, monkeypatch):
-    rate = stec.training._Loop._rate
+    rate = stec.training.Loop._rate
     monkeypatch.setattr(
-        stec.training._Loop, "_rate", lambda loop: float("nan") if loop.step == 8 else rate(loop)
+        stec.training.Loop, "_rate", lambda loop: float("nan") if loop.step == 8 else rate(loop)
     )  # weights are NaN after step 8, the loss at step 9
     with pytest.raises(UserError, match=r"at step 9 \(learning rate 0\.\d+; .*checkpoint\.pt is from before\)"):
         train("run")
@@ -117,7 +117,7 @@ def test_nan_stops_with_step_rate_and_the_last_good_checkpoint(train, monkeypatc
 
 
 def test_nan_before_any_checkpoint(train, monkeypatch):
-    monkeypatch.setattr(stec.training._Loop, "_rate", lambda loop: float("nan"))
+    monkeypatch.setattr(stec.training.Loop, "_rate", lambda loop: float("nan"))
     with pytest.raises(UserError, match=r"at step 1 .*no checkpoint yet"):
         train("run")
 

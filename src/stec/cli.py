@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -15,6 +17,11 @@ from rich.table import Table
 
 from stec.config import Config, load, read_recipe, recipe_names, to_yaml
 from stec.errors import UserError
+
+# Threads that wait for each other soon sleep instead of spinning: hardly slower on idle cores, several times faster where
+# other programs use them too. OpenMP reads this when PyTorch is loaded, which is why no import above loads it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -52,7 +59,8 @@ def pretrain(
         folder = RunFolder.open(resume)
         config = folder.config()
     else:
-        name = f"{Path(recipe).stem}-{config.method}-seed{config.seed}"
+        method = config.method.replace("*", "-star")  # no star in a path
+        name = f"{Path(recipe).stem}-{method}-seed{config.seed}"
         folder = RunFolder.new(out or Path("runs") / name, recipe, force)
     about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
     with Watcher(console) as watcher:
@@ -126,6 +134,51 @@ def views(
     _, config = _recipe_and_config(words or [])
     draw_views(config, pairs).save(out)
     console.print(f"{out}: {pairs} pairs of views, the action drawn on the first of each")
+
+
+@app.command()
+def bench(
+    words: Words = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes, with commas; default: the recipe's.")] = "",
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long each part is measured.")] = 4.0,
+    compare: Annotated[str | None, typer.Option(metavar="lightly", help="A library to measure beside.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the figures to this JSON file.")] = None,
+) -> None:
+    """Measures speed and memory: training beside the encoder's ceiling, with and without the manipulation model."""
+    from stec.bench import bench as measure
+
+    _, config = _recipe_and_config(words or [])
+    if not all(size.strip().isdigit() and int(size) > 1 for size in batch.split(",") if batch):
+        raise UserError(f"--batch {batch}: expected whole numbers above 1, such as 256,1024")
+    sizes = [int(size) for size in batch.split(",")] if batch else [config.batch_size]
+    result = measure(config, sizes, seconds, compare)
+    about = f"{result['method']}, {result['encoder']}, {result['size']} px, {result['precision']}, {result['device']}"
+    console.print(f"{about}; views per second", highlight=False)
+    columns = ("batch", "end to end", "of ceiling", "ceiling", "augmentation", "manipulation costs")
+    table = _table(*columns, "first step", "memory")
+    for row in result["rows"]:
+        cost = row["cost_of_manipulation"]
+        table.add_row(
+            f"{row['batch_size']:,}",
+            f"{row['end_to_end']:,}",
+            f"{row['of_ceiling']:.2f}",
+            f"{row['ceiling']:,}",
+            f"{row['augmentation']:,}",
+            "-" if cost is None else f"{100 * cost:.1f} %",
+            f"{row['seconds_to_first_step']:.1f} s",
+            f"{row['peak_memory_bytes'] / 2**30:.2f} GiB",
+        )
+    console.print(table)
+    for row in result["rows"]:
+        if "lightly" in row:
+            rates, ours = row["lightly"], row["end_to_end"]
+            console.print(
+                f"batch {row['batch_size']:,}: lightly with a DataLoader {rates['loader']:,} (ours is "
+                f"{ours / rates['loader']:.1f} times as fast), on ready tensors {rates['tensors']:,}",
+                highlight=False,
+            )
+    if out is not None:
+        out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def _recipe_and_config(words: list[str]) -> tuple[str, Config]:

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-PLAIN_VIEWS = 8192  # up to so many views all similarities are held at once; beyond, a block of rows at a time
-BLOCK_ENTRIES = 2**26  # similarities held at once then: 256 MiB
+BLOCK_ENTRIES = 2**26  # similarities held at once, 256 MiB: those of 8,192 views; beyond, a block of rows at a time
 
 
 class Contrast(NamedTuple):
@@ -46,26 +45,155 @@ def contrast_pairs(first: Tensor, second: Tensor, temperature: float, block: int
             pass, so that memory grows with B and not with its square. Chosen by size if left out.
     """
     with torch.autocast(first.device.type, enabled=False):  # it would compute the similarities in bfloat16
-        z = F.normalize(torch.cat([first, second]).float(), dim=1)  # (2B, D)
-        views = len(z)
-        if block is None:
-            block = views if views <= PLAIN_VIEWS else max(1, BLOCK_ENTRIES // views)
-        loss, hits = z.new_zeros(()), z.new_zeros(())
-        for start in range(0, views, block):
-            rows = (z, start, min(start + block, views), temperature)
-            part = _contrast_rows(*rows) if block >= views else checkpoint(_contrast_rows, *rows, use_reentrant=False)
-            loss, hits = loss + part[0], hits + part[1]
+        z = _directions(first, second)  # (2B, D)
+        return _contrast(z, z, temperature, 0.0, block)
+
+
+def relic(
+    first: Tensor,
+    second: Tensor,
+    first_target: Tensor,
+    second_target: Tensor,
+    temperature: float = 0.5,
+    alpha: float = 1.0,
+    block: int | None = None,
+) -> Contrast:
+    """ReLIC's loss (Mitrovic et al. 2021), both directions summed, averaged over pairs, and its accuracy.
+
+    For a view x with partner x', all vectors normalised, z of the online and t of the target network:
+
+        p(x_n | x) = exp(z(x) t(x_n) / tau) / sum over x_m of exp(z(x) t(x_m) / tau)
+        loss(x)    = -log p(x' | x) + alpha KL(stopgrad p( . | x') ; p( . | x))
+
+    The candidates x_n are the target's views of all images but x itself: the partner and the 2B - 2 views of other
+    images. Those of x' are the same, with x in the place of x' (the paper's {x'} + C and {x} + C_pre), and that is how
+    the two distributions are laid side by side. Without alpha and with t = z this is `nt_xent`.
+
+    Args:
+        first: (B, D) projections of x.
+        second: (B, D) projections of x'.
+        first_target: (B, D) what the target network makes of x. The targets get no gradient.
+        second_target: (B, D) what it makes of x'.
+        temperature: tau.
+        alpha: weight of the invariance term.
+        block: see `contrast_pairs`.
+    """
+    with torch.autocast(first.device.type, enabled=False):
+        z, targets = _directions(first, second), _directions(first_target, second_target).detach()  # (2B, D)
+        return _contrast(z, targets, temperature, alpha, block)
+
+
+def _directions(first: Tensor, second: Tensor) -> Tensor:
+    """Both views one below the other, in float32, with length 1. (B, D), (B, D) -> (2B, D)"""
+    return F.normalize(torch.cat([first, second]).float(), dim=1)
+
+
+def _contrast(z: Tensor, candidates: Tensor, temperature: float, alpha: float, block: int | None) -> Contrast:
+    """Every view (2B, D) picks its partner out of the candidates (2B, D), all but the one in its own row."""
+    views = len(z)
+    block = block or _block(views, views)
+    loss, hits = z.new_zeros(()), z.new_zeros(())
+    for start in range(0, views, block):
+        rows = (z, candidates, start, min(start + block, views), temperature, alpha)
+        part = _contrast_rows(*rows) if block >= views else checkpoint(_contrast_rows, *rows, use_reentrant=False)
+        loss, hits = loss + part[0], hits + part[1]
     return Contrast(2 * loss / views, hits / views)
 
 
-def _contrast_rows(z: Tensor, start: int, stop: int, temperature: float) -> tuple[Tensor, Tensor]:
-    """Sum of -log q over the views from `start` to `stop`, and how many of them find their partner."""
+def _block(rows: int, columns: int) -> int:
+    """How many of the rows to hold at once: all, if the whole matrix is small enough."""
+    return rows if rows * columns <= BLOCK_ENTRIES else max(1, BLOCK_ENTRIES // columns)
+
+
+def _contrast_rows(
+    z: Tensor, candidates: Tensor, start: int, stop: int, temperature: float, alpha: float
+) -> tuple[Tensor, Tensor]:
+    """Sum of the losses of the views from `start` to `stop`, and how many of them find their partner."""
     row = torch.arange(start, stop, device=z.device)
     partner = (row + len(z) // 2) % len(z)
-    logits = z[start:stop] @ z.mT / temperature  # (rows, 2B)
+    logits = z[start:stop] @ candidates.mT / temperature  # (rows, 2B)
     logits = logits.scatter(1, row[:, None], float("-inf"))  # a view is not a candidate for itself
     hits = (logits.detach().argmax(dim=1) == partner).sum()
-    return F.cross_entropy(logits, partner, reduction="sum"), hits
+    loss = F.cross_entropy(logits, partner, reduction="sum")
+    if alpha:
+        loss = loss + alpha * _divergence(logits, z, candidates, row, partner, temperature)
+    return loss, hits
+
+
+def _divergence(
+    logits: Tensor, z: Tensor, candidates: Tensor, row: Tensor, partner: Tensor, temperature: float
+) -> Tensor:
+    """Sum over rows of KL(stopgrad p( . | partner) ; p( . | view)), the partner's candidates in the view's order."""
+    own = row[:, None]
+    with torch.no_grad():
+        theirs = z[partner] @ candidates.mT / temperature  # (rows, 2B)
+        theirs = theirs.scatter(1, partner[:, None], theirs.gather(1, own))  # the view stands where its partner does
+        theirs = theirs.scatter(1, own, float("-inf")).log_softmax(dim=1)
+    difference = (theirs - logits.log_softmax(dim=1)).scatter(1, own, 0.0)  # there, both have probability 0
+    return (theirs.exp() * difference).sum()
+
+
+def info_nce(
+    queries: Tensor, keys: Tensor, negatives: Tensor, temperature: float = 0.5, block: int | None = None
+) -> Contrast:
+    """MoCo's loss for one direction (He et al. 2020, equation 1), averaged over queries, and its accuracy.
+
+        -log( exp(q k / tau) / (exp(q k / tau) + sum over negatives n of exp(q n / tau)) )
+
+    Args:
+        queries: (B, D); all vectors are normalised here.
+        keys: (B, D) the partner of each query. Keys and negatives get no gradient.
+        negatives: (N, D) shared by all queries.
+        temperature: tau.
+        block: how many rows of the (B, N) similarities are held at once, as in `contrast_pairs`.
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        q, k, n = (F.normalize(x.float(), dim=1) for x in (queries, keys.detach(), negatives.detach()))
+        block = block or _block(len(q), len(n))
+        loss, hits = q.new_zeros(()), q.new_zeros(())
+        for some in zip(q.split(block), k.split(block), strict=True):
+            rows = (*some, n, temperature)
+            part = _query_rows(*rows) if block >= len(q) else checkpoint(_query_rows, *rows, use_reentrant=False)
+            loss, hits = loss + part[0], hits + part[1]
+    return Contrast(loss / len(q), hits / len(q))
+
+
+def _query_rows(queries: Tensor, keys: Tensor, negatives: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Sum of the losses of some queries, and how many of them are nearer to their key than to any negative."""
+    positive = (queries * keys).sum(dim=1) / temperature  # (B,)
+    others = queries @ negatives.mT / temperature  # (B, N)
+    hits = (positive > others.amax(dim=1)).sum()
+    return F.softplus(others.logsumexp(dim=1) - positive).sum(), hits
+
+
+def byol(first: Tensor, second: Tensor, first_target: Tensor, second_target: Tensor) -> Tensor:
+    """BYOL's loss (Grill et al. 2020, equation 2): 2 - 2 cos(prediction, target), both directions, averaged over pairs.
+
+    It is the squared distance of the normalised vectors, so in the paper's terms -log q(a_id = 0 | x, x') of a normal
+    distribution (appendix "Recovering non-contrastive SSL").
+
+    Args:
+        first: (B, D) what is predicted from x, to be like the target of x'.
+        second: (B, D) what is predicted from x'.
+        first_target: (B, D) what the target network makes of x. The targets get no gradient.
+        second_target: (B, D) what it makes of x'.
+    """
+    with torch.autocast(first.device.type, enabled=False):
+        predictions, targets = _directions(first, second), _directions(second_target, first_target).detach()
+        return 2 * (2 - 2 * (predictions * targets).sum(dim=1)).mean()
+
+
+@torch.no_grad()
+def target_accuracy(first: Tensor, second: Tensor, first_target: Tensor, second_target: Tensor) -> Tensor:
+    """The share of views whose partner's target is the most similar of all targets but their own: 0 to 1.
+
+    Args:
+        first: (B, D) projections or predictions of x.
+        second: (B, D) those of x'.
+        first_target: (B, D) targets of x.
+        second_target: (B, D) targets of x'.
+    """
+    return relic(first, second, first_target, second_target, alpha=0.0).accuracy
 
 
 def manipulation_cross_entropy(logits: Tensor, codes: Tensor, valid: Tensor | None = None) -> Tensor:

@@ -6,7 +6,8 @@ L = L_id + lambda_manip L_manip          (L_reg is weight decay, in the optimize
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -27,16 +28,38 @@ class Pairing:
     identity: str
     manipulation: bool
     about: str
+    fixed: Mapping[str, str] = field(default_factory=dict)  # settings of the manipulation model that the name implies
 
 
 METHODS: dict[str, Pairing] = {
     "simclr": Pairing("simclr", False, "contrast with all other views of the batch (Chen et al. 2020)"),
     "stec": Pairing("simclr", True, "SimCLR + the manipulation model (Scherr et al. 2022)"),
+    "relic": Pairing("relic", False, "contrast with a target network, and agreement about it (Mitrovic et al. 2021)"),
+    "stec*": Pairing("relic", True, "ReLIC + the manipulation model (Scherr et al. 2022)"),
+    "stec-star": Pairing("relic", True, "stec*, by a name that a shell leaves alone"),
+    "moco": Pairing("moco", False, "contrast with a queue of earlier views (MoCo v2, Chen et al. 2020)"),
+    "stec-moco": Pairing("moco", True, "MoCo + the manipulation model"),
+    "byol": Pairing("byol", False, "predict what a target network makes of the other view (Grill et al. 2020)"),
+    "stec-byol": Pairing("byol", True, "BYOL + the manipulation model"),
+    "simsiam": Pairing("simsiam", False, "predict the other view's projection, taken as given (Chen and He 2021)"),
+    "stec-simsiam": Pairing("simsiam", True, "SimSiam + the manipulation model"),
+    "augself": Pairing(
+        "simsiam",
+        True,
+        "SimSiam + regression of the allocentric action, always (after Lee et al. 2021)",
+        {"action": "allocentric", "readout": "regression"},
+    ),
+    "vicreg": Pairing("vicreg", False, "alike within a pair, spread and decorrelated over all (Bardes et al. 2022)"),
+    "stec-vicreg": Pairing("vicreg", True, "VICReg + the manipulation model"),
+    "barlow": Pairing("barlow", False, "cross-correlation of the views to the identity (Zbontar et al. 2021)"),
+    "stec-barlow": Pairing("barlow", True, "Barlow Twins + the manipulation model"),
+    "gaussian": Pairing("gaussian", False, "squared distance alone, with nothing against collapse: it collapses"),
+    "stec-gaussian": Pairing("gaussian", True, "squared distance + the manipulation model, the paper's conjecture"),
 }
 
 
 class Losses(NamedTuple):
-    """What one batch gives. All but `features` are scalars on the device."""
+    """What one batch gives. All but the last two are scalars on the device."""
 
     total: Tensor
     identity: Tensor
@@ -44,6 +67,7 @@ class Losses(NamedTuple):
     identity_accuracy: Tensor  # from 0 to 1
     manipulation_accuracy: Tensor  # from 0 to 1; 0 without a manipulation model
     features: Tensor  # (2B, D), detached, for probes
+    embeddings: Tensor  # (2B, E), detached, of the identity model; the features where it shows none
 
 
 class Method(nn.Module):
@@ -67,6 +91,7 @@ class Method(nn.Module):
         if self.manipulation is not None:
             manipulation_loss, manipulation_accuracy = self.manipulation(*features.chunk(2), batch.copy)
             total = total + self.lambda_manip * manipulation_loss
+        embeddings = features if identity.embeddings is None else identity.embeddings
         return Losses(
             total,
             identity.loss.detach(),
@@ -74,6 +99,7 @@ class Method(nn.Module):
             identity.accuracy,
             manipulation_accuracy,
             features.detach(),
+            embeddings.detach(),
         )
 
     def after_step(self, progress: float) -> None:
@@ -101,7 +127,8 @@ def create(
         encoder: the name of an encoder, or a module that maps images to (B, D) and has D as its attribute `dim`.
         lambda_manip: weight of the manipulation loss.
         identity: settings of the identity model, e.g. `{"temperature": 0.2}`.
-        manipulation: settings of the manipulation model, e.g. `{"action": "paper"}`.
+        manipulation: settings of the manipulation model, e.g. `{"action": "paper"}`. Those that the name implies, as
+            `augself` does its action and readout, need not be given and cannot be changed.
         views: the views that will be used; only quantile bins need them.
 
     Example:
@@ -115,7 +142,7 @@ def create(
     settings = Config(
         lambda_manip=lambda_manip,
         identity=_settings(IdentityConfig, identity),
-        manipulation=_settings(ManipulationConfig, manipulation),
+        manipulation=_fix(name, _settings(ManipulationConfig, manipulation)),
     )
     check_values(settings)
     network = create_encoder(encoder) if isinstance(encoder, str) else encoder
@@ -125,6 +152,15 @@ def create(
     identity_model = IDENTITIES[pairing.identity](network, settings.identity)
     manipulation_model = Manipulation(dim, settings.manipulation, views) if pairing.manipulation else None
     return Method(network, identity_model, manipulation_model, lambda_manip)
+
+
+def _fix(name: str, settings: ManipulationConfig) -> ManipulationConfig:
+    """The settings with those that the method's name implies."""
+    fixed, default = METHODS[name].fixed, ManipulationConfig()
+    for key, value in fixed.items():
+        if getattr(settings, key) not in (value, getattr(default, key)):
+            raise UserError(f"manipulation.{key}={getattr(settings, key)}: {name} always has {key}={value}")
+    return dataclasses.replace(settings, **dict(fixed))  # type: ignore[arg-type]
 
 
 def _settings(kind: type, given: Any) -> Any:

@@ -21,6 +21,7 @@ from stec import data, provenance
 from stec.config import Config
 from stec.data import DataSet
 from stec.errors import UserError
+from stec.evaluation import health
 from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
@@ -75,8 +76,8 @@ class Trainee(nn.Module):
         self.method = method
         self.probe = nn.Linear(int(method.encoder.dim), classes) if classes else None  # type: ignore[arg-type]
 
-    def forward(self, batch: ViewBatch, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss to minimise, and the METRICS of this step as one tensor."""
+    def forward(self, batch: ViewBatch, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The loss to minimise, the METRICS of this step as one tensor, features (2B, D) and embeddings (2B, E)."""
         losses: Losses = self.method(batch)
         probe_loss = probe_accuracy = torch.zeros_like(losses.identity)
         if self.probe is not None:
@@ -86,13 +87,13 @@ class Trainee(nn.Module):
             each = F.cross_entropy(logits, labels.clamp(min=0), reduction="none")
             probe_loss = masked_mean(each, labelled)
             probe_accuracy = masked_mean((logits.argmax(dim=1) == labels).float(), labelled)
-        total = losses.total.detach()
-        return losses.total + probe_loss, torch.stack([total, *losses[1:5], probe_loss.detach(), probe_accuracy])
+        metrics = [losses.total.detach(), *losses[1:5], probe_loss.detach(), probe_accuracy]
+        return losses.total + probe_loss, torch.stack(metrics), losses.features, losses.embeddings
 
 
 def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool = False) -> dict[str, Any]:
     """Trains, evaluates at the last epoch, writes the run folder, and returns what summary.json holds."""
-    fabric = _fabric(config)
+    fabric = make_fabric(config)
     dataset = data.load(config.data, fabric.device)
     if config.batch_size > len(dataset.train):
         raise UserError(
@@ -107,9 +108,10 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     torch.manual_seed(config.seed)
     views = Views(**dataclasses.asdict(config.views))
     method = create(config.method, config.encoder, config.lambda_manip, config.identity, config.manipulation, views)
-    method.encoder.to(memory_format=torch.channels_last)
+    for encoder in (method.encoder, *method.identity.target_encoders()):
+        encoder.to(memory_format=torch.channels_last)
     trainee = Trainee(method, classes)
-    loop = _Loop(config, fabric, folder, reporter, dataset, views, trainee)
+    loop = Loop(config, fabric, folder, reporter, dataset, views, trainee)
     summary: dict[str, Any] = {}
     if resume:
         loop.resume()
@@ -125,7 +127,8 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     return summary
 
 
-def _fabric(config: Config) -> Fabric:
+def make_fabric(config: Config) -> Fabric:
+    """Device, precision and processes as the config asks for."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda: no CUDA device is available here; use device=cpu or device=auto")
     cuda = config.device != "cpu" and torch.cuda.is_available()
@@ -149,7 +152,7 @@ def _note_data(dataset: DataSet, classes: int, reporter: Reporter) -> None:
         reporter.note(f"data: {len(dataset.skipped)} unreadable image(s) left out")
 
 
-class _Loop:
+class Loop:
     """The state of one training: what `pretrain` sets up, runs, and evaluates."""
 
     def __init__(
@@ -184,6 +187,8 @@ class _Loop:
         self.seconds = 0.0  # spent training, over all resumptions
         self.steady: list[float] = []  # seconds per step in every interval
         self.pending: list[Tensor] = []  # metrics not yet fetched from the device
+        self.shown: list[Tensor] = []  # features (2B, D) and embeddings (2B, E) of the last step
+        self.collapsed = False  # and the reporter knows
         self.since = 0.0
 
     # --- training ---
@@ -194,7 +199,7 @@ class _Loop:
         self.since = time.perf_counter()
         while self.epoch < self.config.epochs:
             for batch in self._batches():
-                self._train(batch)
+                self.train(batch)
                 if len(self.pending) == self.config.log_every:
                     self._fetch()
             self.epoch += 1
@@ -211,12 +216,13 @@ class _Loop:
         share = order[: self.steps_per_epoch * self.config.batch_size][rank::world]
         yield from self.dataset.train.batches(share, self.config.batch_size // world)
 
-    def _train(self, batch: data.Batch) -> None:
+    def train(self, batch: data.Batch) -> None:
+        """One step."""
         views = self.act(batch.images, batch.sizes)
         views = views._replace(images=views.images.contiguous(memory_format=torch.channels_last))
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
-        loss, metrics = self.model(views, batch.labels)
+        loss, metrics, *self.shown = self.model(views, batch.labels)
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
         self.optimizer.step()
@@ -247,6 +253,7 @@ class _Loop:
             metrics = {k: v for k, v in metrics.items() if not k.startswith("manipulation")}
         if self.trainee.probe is None:
             metrics = {k: v for k, v in metrics.items() if not k.startswith("probe")}
+        metrics |= self._health()
         metrics |= {"rate": self._rate(), "views_per_second": views_per_second}
         epoch = self.step / self.steps_per_epoch
         if self.fabric.is_global_zero:
@@ -260,6 +267,14 @@ class _Loop:
             begun = -(-self.step // self.steps_per_epoch)
             progress = Progress(begun, self.config.epochs, self.step, self.steps, self.seconds, metrics)
             self.reporter.progress(progress)
+
+    def _health(self) -> dict[str, float]:
+        """Of the last step's features in this process. A collapse that outlasts the warm-up is noted once."""
+        measured = health.measure(*self.shown)
+        if measured.collapsed and not self.collapsed and self.step > self.warmup:
+            self.reporter.note(health.describe_collapse(measured))
+            self.collapsed = True
+        return measured._asdict()
 
     def _diverged(self, step: int) -> None:
         rate = self.rate * warmup_cosine(step, self.steps, self.warmup)

@@ -22,5 +22,6 @@ class SimCLR(Identity):
 
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """(2B, D) -> loss and accuracy."""
-        first, second = (gather(half) for half in self.projector(features).float().chunk(2))
-        return IdentityOutput(*contrast_pairs(first, second, self.temperature))
+        projections = self.projector(features).float()
+        first, second = (gather(half) for half in projections.chunk(2))
+        return IdentityOutput(*contrast_pairs(first, second, self.temperature), projections)

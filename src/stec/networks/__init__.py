@@ -2,5 +2,6 @@
 
 from stec.networks.encoders import create_encoder, list_encoders
 from stec.networks.heads import mlp, projector
+from stec.networks.target import Target
 
-__all__ = ["create_encoder", "list_encoders", "mlp", "projector"]
+__all__ = ["Target", "create_encoder", "list_encoders", "mlp", "projector"]

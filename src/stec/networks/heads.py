@@ -1,4 +1,4 @@
-"""Small networks on top of the features: the projector g and the two-layer perceptron psi."""
+"""Small networks on top of the features: the projector g, the perceptron psi, and the expander of two methods."""
 
 from __future__ import annotations
 
@@ -39,6 +39,22 @@ def mlp(dim: int, hidden: int, output: int) -> nn.Sequential:
         nn.BatchNorm1d(hidden),
         nn.ReLU(inplace=True),
         nn.Linear(hidden, output),
+    )
+
+
+def expander(dim: int, hidden: int, output: int) -> nn.Sequential:
+    """Features (B, dim) to the many dimensions (B, output) that VICReg and Barlow Twins decorrelate.
+
+    Two hidden layers with batch norm and ReLU, a linear output, and no biases, as in the code of both papers.
+    """
+    return nn.Sequential(
+        nn.Linear(dim, hidden, bias=False),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(inplace=True),
+        nn.Linear(hidden, hidden, bias=False),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(inplace=True),
+        nn.Linear(hidden, output, bias=False),
     )
 
 

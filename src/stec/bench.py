@@ -1,0 +1,178 @@
+"""How fast: training end to end beside the ceiling that the encoder alone sets, in one process and one run.
+
+Every rate is in views per second. What is compared takes turns, so that whatever else the machine does hits all alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stec import provenance
+from stec.config import Config
+from stec.data import DataSet, ResidentSplit
+from stec.errors import UserError
+from stec.method import METHODS, create
+from stec.run import RunFolder
+from stec.training import Loop, Progress, Trainee, make_fabric
+from stec.views import Views
+
+CLASSES = 10  # of the random labels
+
+
+def bench(config: Config, batch_sizes: list[int], seconds: float = 4.0, compare: str | None = None) -> dict[str, Any]:
+    """Measures ceiling, augmentation, and training with and without the manipulation model, for every batch size.
+
+    Args:
+        config: what would be trained; its data are replaced by random images of the same size, kept on the device.
+        batch_sizes: images per step.
+        seconds: how long each part is measured.
+        compare: "lightly" adds that library's SimCLR parts with the same encoder.
+    """
+    if compare not in (None, "lightly"):
+        raise UserError(f"--compare {compare}: choose lightly")
+    fabric = make_fabric(config)
+    rows = []
+    for batch_size in batch_sizes:
+        row = _measure(dataclasses.replace(config, batch_size=batch_size), fabric, seconds)
+        if compare == "lightly":
+            from stec.peers import lightly_simclr
+
+            row["lightly"] = lightly_simclr(config, batch_size, fabric.device, seconds)
+        rows.append(row)
+        gc.collect()  # the loops hold each other in circles
+    return {
+        "method": config.method,
+        "encoder": config.encoder,
+        "size": config.views.size,
+        "precision": str(fabric._precision.precision),
+        "device": provenance.hardware(fabric.device),
+        "commit": provenance.commit(),
+        **provenance.versions(),
+        "rows": rows,
+    }
+
+
+def _measure(config: Config, fabric: Any, seconds: float) -> dict[str, Any]:
+    device = fabric.device
+    split = _random_split(config, device)
+    batch = next(split.batches(torch.arange(config.batch_size), config.batch_size))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+    begun = time.perf_counter()
+    main = _loop(config, fabric, split)
+    main.train(batch)
+    _wait(device)
+    first_step = time.perf_counter() - begun
+    parts: dict[str, Callable[[], Any]] = {"end_to_end": lambda: main.train(batch)}
+
+    plain = _without_manipulation(config)
+    if plain is not None:
+        other = _loop(plain, fabric, split)
+        parts["without_manipulation"] = lambda: other.train(batch)
+
+    # The encoder of `main` once more, as it is trained there: compiled, in the same precision and layout.
+    encoder = main.trainee.method.encoder
+    views = main.act(batch.images, batch.sizes).images.contiguous(memory_format=torch.channels_last)
+    parts["ceiling"] = lambda: _forward_backward(encoder, views, fabric)
+    parts["augmentation"] = lambda: main.act(batch.images, batch.sizes)
+
+    rates = _take_turns(parts, 2 * config.batch_size, seconds, device)
+    memory = provenance.peak_memory_bytes(device)
+    return {
+        "batch_size": config.batch_size,
+        **{name: round(rate) for name, rate in rates.items()},
+        "of_ceiling": round(rates["end_to_end"] / rates["ceiling"], 4),
+        "cost_of_manipulation": round(rates["without_manipulation"] / rates["end_to_end"] - 1, 4) if plain else None,
+        "seconds_to_first_step": round(first_step, 2),
+        "peak_memory_bytes": memory,
+    }
+
+
+def _random_split(config: Config, device: torch.device) -> ResidentSplit:
+    """Noise: what is in the images does not change how long they take."""
+    number, size = 2 * config.batch_size, config.data.size
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (number, 3, size, size), dtype=torch.uint8, generator=generator)
+    sizes = torch.full((number, 2), float(size))
+    return ResidentSplit(images.to(device), sizes, torch.arange(number) % CLASSES)
+
+
+def _loop(config: Config, fabric: Any, split: ResidentSplit) -> Loop:
+    views = Views(**dataclasses.asdict(config.views))
+    method = create(config.method, config.encoder, config.lambda_manip, config.identity, config.manipulation, views)
+    for encoder in (method.encoder, *method.identity.target_encoders()):
+        encoder.to(memory_format=torch.channels_last)
+    classes = tuple(str(label) for label in range(CLASSES))
+    dataset = DataSet("noise", split, None, classes, config.data.size, "", True, ())
+    folder = RunFolder(Path(tempfile.gettempdir()), "bench")
+    loop = Loop(config, fabric, folder, _Silent(), dataset, views, Trainee(method, CLASSES))
+    loop.model.train()
+    return loop
+
+
+class _Silent:
+    def note(self, text: str) -> None:
+        pass
+
+    def progress(self, progress: Progress) -> None:
+        pass
+
+
+def _without_manipulation(config: Config) -> Config | None:
+    """The same identity model alone, if the method has a manipulation model."""
+    pairing = METHODS[config.method]
+    if not pairing.manipulation:
+        return None
+    alone = next(n for n, p in METHODS.items() if p.identity == pairing.identity and not p.manipulation)
+    return dataclasses.replace(config, method=alone)
+
+
+def _forward_backward(encoder: torch.nn.Module, views: Tensor, fabric: Any) -> None:
+    with fabric.autocast() if fabric.device.type == "cuda" else nullcontext():
+        features = encoder(views)
+    features.float().sum().backward()
+    for parameter in encoder.parameters():
+        parameter.grad = None
+
+
+def _take_turns(
+    parts: dict[str, Callable[[], Any]], views: int, seconds: float, device: torch.device, turns: int = 5
+) -> dict[str, float]:
+    """Views per second of every part: the median over turns, each as long as it takes to fill its share of seconds."""
+    times: dict[str, list[float]] = {name: [] for name in parts}
+    calls = {}
+    for name, part in parts.items():
+        for _ in range(3):
+            part()
+        calls[name] = max(1, round(seconds / turns / max(1e-9, _time(part, 2, device))))
+    for _ in range(turns):
+        for name, part in parts.items():
+            times[name].append(_time(part, calls[name], device))
+    return {name: views / median(seconds) for name, seconds in times.items()}
+
+
+def _time(part: Callable[[], Any], calls: int, device: torch.device) -> float:
+    """Seconds per call."""
+    _wait(device)
+    begun = time.perf_counter()
+    for _ in range(calls):
+        part()
+    _wait(device)
+    return (time.perf_counter() - begun) / calls
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,27 @@
+"""Barlow Twins: each dimension agrees between the two views and with no other dimension (Zbontar et al. 2021)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from stec.config import IdentityConfig
+from stec.identity.gathering import gather
+from stec.identity.interface import Identity, IdentityOutput
+from stec.networks.heads import expander
+from stec.noncontrastive import barlow, partner_accuracy
+from stec.views import ViewBatch
+
+
+class BarlowTwins(Identity):
+    """The cross-correlation is that of the batch over all processes, gathered with gradient."""
+
+    def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
+        super().__init__(encoder, config)
+        self.redundancy = config.redundancy
+        self.expander = expander(int(encoder.dim), config.hidden, config.output)  # type: ignore[arg-type]
+
+    def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
+        """(2B, D) -> loss and accuracy."""
+        embeddings = self.expander(features).float()
+        first, second = (gather(half) for half in embeddings.chunk(2))
+        return IdentityOutput(barlow(first, second, self.redundancy), partner_accuracy(first, second), embeddings)

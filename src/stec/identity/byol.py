@@ -1,0 +1,34 @@
+"""BYOL: from one view, predict what a target network makes of the other; no negatives (Grill et al. 2020).
+
+Paper: appendices "BYOL" and "Recovering non-contrastive SSL (BYOL)".
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from stec.config import IdentityConfig
+from stec.functional import byol, target_accuracy
+from stec.identity.gathering import gather
+from stec.identity.interface import IdentityOutput, TargetIdentity
+from stec.networks.heads import projector
+from stec.views import ViewBatch
+
+
+class BYOL(TargetIdentity):
+    """2 - 2 cos(predictor(g(f(x))), g~(f~(x'))); the predictor and the slow target keep it from collapsing.
+
+    Projector and predictor have the same hidden and output units, and no batch norm on their output.
+    """
+
+    def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
+        super().__init__(encoder, config, output_norm=False)
+        self.predictor = projector(config.output, config.hidden, config.output, output_norm=False)
+
+    def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
+        """(2B, D) -> loss and accuracy."""
+        projections = self.projector(features)
+        first, second = self.predictor(projections).float().chunk(2)
+        halves = (first, second, *self.target(batch.images).float().chunk(2))
+        accuracy = target_accuracy(*(gather(half.detach()) for half in halves))
+        return IdentityOutput(byol(*halves), accuracy, projections)

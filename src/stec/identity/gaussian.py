@@ -1,0 +1,35 @@
+"""A normal distribution around the other view: similarity alone, which collapses unless something else prevents it.
+
+Paper: appendix "Not using the context of an object: Non-contrastive SSL", which conjectures that the manipulation model
+could be that something (`stec-gaussian`).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from stec.config import IdentityConfig
+from stec.identity.gathering import gather
+from stec.identity.interface import Identity, IdentityOutput
+from stec.networks.heads import projector
+from stec.noncontrastive import gaussian, partner_accuracy
+from stec.views import ViewBatch
+
+
+class Gaussian(Identity):
+    """Squared distance of the projections of both views; no negatives, no target network, no predictor.
+
+    The projector has no batch norm on its output, which would keep the projections apart by itself.
+    """
+
+    def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
+        super().__init__(encoder, config)
+        dim = int(encoder.dim)  # type: ignore[arg-type]
+        self.projector = projector(dim, config.hidden, config.output, output_norm=False)
+
+    def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
+        """(2B, D) -> loss and accuracy."""
+        projections = self.projector(features).float()
+        first, second = projections.chunk(2)
+        accuracy = partner_accuracy(gather(first.detach()), gather(second.detach()))
+        return IdentityOutput(gaussian(first, second), accuracy, projections)

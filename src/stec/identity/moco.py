@@ -1,0 +1,60 @@
+"""MoCo v2: the partner is picked out among a queue of what a target network made of earlier batches.
+
+He et al. 2020, Chen et al. 2020 ("Improved baselines"). Paper: appendix "MoCo".
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stec.config import IdentityConfig
+from stec.functional import info_nce
+from stec.identity.gathering import gather
+from stec.identity.interface import IdentityOutput, TargetIdentity
+from stec.views import ViewBatch
+
+
+class MoCo(TargetIdentity):
+    """InfoNCE in both directions; the keys of both views join the queue after the step, those of all processes.
+
+    Everything but target and queue is as in SimCLR. The queue starts with random directions.
+    """
+
+    queue: Tensor  # (queue, D), of length 1 each
+    oldest: Tensor  # (), the row that is replaced next
+
+    def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
+        super().__init__(encoder, config, output_norm=True)
+        self.temperature = config.temperature
+        self.register_buffer("queue", F.normalize(torch.randn(config.queue, config.output), dim=1))
+        self.register_buffer("oldest", torch.zeros((), dtype=torch.long))
+        self._waiting: Tensor | None = None  # keys of this step, (2B, D): until the backward pass the queue must stay
+
+    def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
+        """(2B, D) -> loss and accuracy."""
+        projections = self.projector(features).float()
+        first, second = projections.chunk(2)
+        keys = F.normalize(self.target(batch.images).float(), dim=1)
+        first_keys, second_keys = keys.chunk(2)
+        forwards = info_nce(first, second_keys, self.queue, self.temperature)
+        backwards = info_nce(second, first_keys, self.queue, self.temperature)
+        self._waiting = torch.cat([gather(first_keys), gather(second_keys)])
+        accuracy = (forwards.accuracy + backwards.accuracy) / 2
+        return IdentityOutput(forwards.loss + backwards.loss, accuracy, projections)
+
+    def after_step(self, progress: float) -> None:
+        """The target follows, and the keys of this step take the place of the oldest ones."""
+        super().after_step(progress)
+        if self._waiting is not None:
+            self._enqueue(self._waiting)
+            self._waiting = None
+
+    @torch.no_grad()
+    def _enqueue(self, keys: Tensor) -> None:
+        """First in, first out; of more keys than the queue holds, the last ones. The position stays on the device."""
+        keys, size = keys[-len(self.queue) :], len(self.queue)
+        rows = (self.oldest + torch.arange(len(keys), device=keys.device)) % size
+        self.queue.index_copy_(0, rows, keys)
+        self.oldest.add_(len(keys)).remainder_(size)

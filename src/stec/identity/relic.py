@@ -1,0 +1,34 @@
+"""ReLIC: contrast with a target network, and views of one image agree about all other images (Mitrovic et al. 2021).
+
+With the manipulation model it is the paper's S-TEC*. Paper: appendices "S-TEC*" and "Recovering ReLIC and ReLICv2".
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from stec.config import IdentityConfig
+from stec.functional import relic
+from stec.identity.gathering import gather
+from stec.identity.interface import IdentityOutput, TargetIdentity
+from stec.views import ViewBatch
+
+
+class ReLIC(TargetIdentity):
+    """Each view picks its partner out of the target's views of all images; both views should assign alike.
+
+    In one direction, -log p(x' | x) + alpha KL(stopgrad p( . | x') ; p( . | x)); `stec.functional.relic` has the
+    definitions. Candidates are gathered over all processes. The projector has no batch norm on its output.
+    """
+
+    def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
+        super().__init__(encoder, config, output_norm=False)
+        self.temperature, self.alpha = config.temperature, config.alpha
+
+    def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
+        """(2B, D) -> loss and accuracy."""
+        projections = self.projector(features).float()
+        first, second = (gather(half) for half in projections.chunk(2))
+        first_target, second_target = (gather(half) for half in self.target(batch.images).float().chunk(2))
+        contrast = relic(first, second, first_target, second_target, self.temperature, self.alpha)
+        return IdentityOutput(*contrast, projections)

@@ -1,0 +1,34 @@
+"""SimSiam: from one view, predict the projection of the other, which is taken as given (Chen and He 2021)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from stec.config import IdentityConfig
+from stec.identity.gathering import gather
+from stec.identity.interface import Identity, IdentityOutput
+from stec.networks.heads import mlp, projector
+from stec.noncontrastive import partner_accuracy, simsiam
+from stec.views import ViewBatch
+
+
+class SimSiam(Identity):
+    """Negative cosine between prediction and projection; the stopped gradient keeps it from collapsing.
+
+    The projector has two layers, as in the paper's CIFAR experiments and in AugSelf's on STL-10 (three on ImageNet),
+    with batch norm on its output. The predictor's hidden layer is a bottleneck, a quarter of the output.
+    """
+
+    def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
+        super().__init__(encoder, config)
+        self.projector = projector(int(encoder.dim), config.hidden, config.output)  # type: ignore[arg-type]
+        self.predictor = mlp(config.output, max(1, config.output // 4), config.output)
+
+    def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
+        """(2B, D) -> loss and accuracy."""
+        projections = self.projector(features)
+        first, second = projections.chunk(2)
+        first_prediction, second_prediction = self.predictor(projections).chunk(2)
+        loss = simsiam(first_prediction, second_prediction, first, second)
+        accuracy = partner_accuracy(gather(first.detach()), gather(second.detach()))
+        return IdentityOutput(loss, accuracy, projections)

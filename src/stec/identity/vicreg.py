@@ -1,0 +1,27 @@
+"""VICReg: alike within a pair, and the batch kept spread out and uncorrelated (Bardes et al. 2022)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from stec.config import IdentityConfig
+from stec.identity.gathering import gather
+from stec.identity.interface import Identity, IdentityOutput
+from stec.networks.heads import expander
+from stec.noncontrastive import partner_accuracy, vicreg
+from stec.views import ViewBatch
+
+
+class VICReg(Identity):
+    """Variances and covariances are those of the batch over all processes, gathered with gradient."""
+
+    def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
+        super().__init__(encoder, config)
+        self.weights = (config.invariance, config.variance, config.covariance)
+        self.expander = expander(int(encoder.dim), config.hidden, config.output)  # type: ignore[arg-type]
+
+    def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
+        """(2B, D) -> loss and accuracy."""
+        embeddings = self.expander(features).float()
+        first, second = (gather(half) for half in embeddings.chunk(2))
+        return IdentityOutput(vicreg(first, second, *self.weights), partner_accuracy(first, second), embeddings)

@@ -1,0 +1,132 @@
+"""The MoCo identity model: its queue, alone and in two processes."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightly.loss import NTXentLoss
+from processes import (
+    PAIRS,
+    PROCESSES,
+    Model,
+    Outcome,
+    in_one_process,
+    views_of,
+)
+from torch import Tensor, nn
+
+from stec.config import IdentityConfig
+from stec.identity import MoCo
+
+
+def moco(queue: int, output: int = 2) -> MoCo:
+    encoder = nn.Linear(3, 4)
+    encoder.dim = 4
+    return MoCo(encoder, IdentityConfig(hidden=4, output=output, queue=queue))
+
+
+def test_two_processes_have_the_queue_of_one(two_processes: dict[str, list[Outcome]]) -> None:
+    """First the first views, process by process, then the second ones."""
+    one = in_one_process("moco")
+    assert one.state["identity.oldest"] == 2 * PAIRS * PROCESSES
+    for process in two_processes["moco"]:
+        torch.testing.assert_close(process.state["identity.queue"], one.state["identity.queue"])
+        assert process.state["identity.oldest"] == one.state["identity.oldest"]
+    model = Model("moco")
+    (first, _), (other_first, other_second) = views_of(0), views_of(1)
+    for row, view in ((0, first[0]), (PAIRS, other_first[0]), (3 * PAIRS, other_second[0])):
+        key = nn.functional.normalize(model.identity.target(view[None]))
+        torch.testing.assert_close(one.state["identity.queue"][row], key[0])
+
+
+def test_the_loss_is_lightlys_with_the_queue_as_memory_bank() -> None:
+    model = Model("moco")
+    model.identity.target.update(0.35)  # closer to the online network
+    views = torch.cat(views_of(0))
+    loss, accuracy = model(views)
+    first, second = model.identity.projector(model.encoder(views)).chunk(2)
+    first_keys, second_keys = model.identity.target(views).chunk(2)
+    expected, found = torch.zeros(()), 0
+    for queries, keys in ((first, second_keys), (second, first_keys)):
+        theirs = NTXentLoss(temperature=0.2, memory_bank_size=(40, 5))
+        theirs.memory_bank.bank = model.identity.queue.clone()
+        expected = expected + theirs(queries, keys)
+        negatives = torch.cosine_similarity(queries[:, None], model.identity.queue, dim=2).amax(dim=1)
+        found += int((torch.cosine_similarity(queries, keys) > negatives).sum())
+    torch.testing.assert_close(loss, expected)
+    assert float(accuracy) == pytest.approx(found / (2 * PAIRS))
+
+
+def test_the_queue_starts_with_random_directions() -> None:
+    queue = moco(queue=2000, output=3).queue
+    torch.testing.assert_close(queue.norm(dim=1), torch.ones(2000))
+    assert queue.mean(dim=0).abs().max() < 0.1
+
+
+@given(size=st.integers(1, 12), batches=st.lists(st.integers(1, 15), min_size=1, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_first_in_first_out(size: int, batches: list[int]) -> None:
+    """Whatever the batches, also ones that do not divide the queue or are larger: the newest keys are in it."""
+    model = moco(queue=size)
+    arrived = [tuple(key) for key in model.queue.tolist()]  # the oldest first
+    count = 0
+    for batch in batches:
+        keys = torch.arange(count, count + 2 * batch, dtype=torch.float32).view(batch, 2)
+        count += 2 * batch
+        arrived += [tuple(key) for key in keys.tolist()]
+        model._enqueue(keys)
+    oldest = int(model.oldest)
+    in_order = [tuple(key) for key in model.queue.roll(-oldest, dims=0).tolist()]
+    assert in_order == arrived[-size:]
+
+
+def step(model: Model, views: Tensor, optimizer: torch.optim.Optimizer) -> float:
+    optimizer.zero_grad()
+    loss, _ = model(views)
+    loss.backward()
+    optimizer.step()
+    model.identity.after_step(0.1)
+    return loss.item()
+
+
+def test_the_queue_stays_until_the_step_is_done_then_takes_the_keys_of_both_views() -> None:
+    model = Model("moco")
+    views = torch.cat(views_of(0))
+    before = model.identity.queue.clone()
+    loss, _ = model(views)
+    assert torch.equal(model.identity.queue, before)
+    loss.backward()
+    keys = nn.functional.normalize(model.identity.target(views))
+    model.identity.after_step(0.5)
+    torch.testing.assert_close(model.identity.queue[: 2 * PAIRS], keys)
+    assert torch.equal(model.identity.queue[2 * PAIRS :], before[2 * PAIRS :])
+    model.identity.after_step(0.6)
+    assert model.identity.oldest == 2 * PAIRS, "no keys, no change"
+
+
+def test_a_saved_queue_continues_bit_for_bit(tmp_path) -> None:
+    """40 rows, 12 keys a step: it is saved in the middle and wraps around afterwards."""
+    model = Model("moco")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for i in range(3):
+        step(model, torch.cat(views_of(i)), optimizer)
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    other = Model("moco")
+    other.load_state_dict(torch.load(tmp_path / "state.pt"))
+    twin = copy.deepcopy(model)
+    results = []
+    for each in (model, other, twin):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        losses = [step(each, torch.cat(views_of(i)), optimizer) for i in range(3, 6)]
+        results.append((losses, each.state_dict()))
+    for losses, state in results[1:]:
+        assert losses == results[0][0]
+        assert all(torch.equal(state[name], tensor) for name, tensor in results[0][1].items())
+    assert model.identity.oldest == 6 * 12 % 40
+
+
+@pytest.mark.parametrize("name", ["queue", "oldest"])
+def test_queue_and_position_are_in_the_checkpoint(name: str) -> None:
+    assert name in moco(queue=4).state_dict()
