@@ -18,8 +18,8 @@ from rich.table import Table
 from stec.config import Config, load, read_recipe, recipe_names, to_yaml
 from stec.errors import UserError
 
-# Threads that wait for each other soon sleep instead of spinning: hardly slower on idle cores, several times faster where
-# other programs use them too. OpenMP reads this when PyTorch is loaded, which is why no import above loads it.
+# Threads that wait for each other soon sleep instead of spinning: hardly slower on idle cores, and several times faster
+# where other programs use them too. OpenMP reads this when PyTorch is loaded, which is why no import above loads it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
