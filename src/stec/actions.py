@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from stec.errors import UserError, nearest
 
+FAINTEST = 0.05  # factor of brightness, contrast or saturation below which there is nothing left to compare
+
 
 class Glimpse(NamedTuple):
     """What was done to each image of a batch to make one view of it. All tensors share the leading dimension B."""
@@ -134,6 +136,25 @@ def allocentric(copy: EfferenceCopy) -> Tensor:
     return torch.stack([left, top, width, height, mirror], dim=-1)
 
 
+def colour(copy: EfferenceCopy) -> Tensor:
+    """What changes in the look of things: zero if nothing does, and the way back is the negative. (B, 7)
+
+    Logarithms of the quotients of brightness, contrast and saturation; the difference in hue in turns, from -0.5 up to
+    0.5; whether grey is gained (1), kept (0) or lost (-1); the difference of the blurs in pixels of the view; and the
+    same as for grey for solarizing. The paper leaves these actions to future work.
+    """
+    first, second = copy
+    factors = [view.colour[:, :3].clamp(min=FAINTEST) for view in copy]
+    quotients = (factors[1] / factors[0]).log()
+    hue = second.colour[:, 3] - first.colour[:, 3]
+    hue = hue - (hue + 0.5).floor()
+    grey, solarize = (
+        after.to(hue.dtype) - before.to(hue.dtype)
+        for before, after in ((first.grey, second.grey), (first.solarized, second.solarized))
+    )
+    return torch.cat([quotients, torch.stack([hue, grey, second.blur - first.blur, solarize], dim=1)], dim=1)
+
+
 @dataclass(frozen=True)
 class Representation:
     """An action representation: a function of the efference copy, and what is known about its components."""
@@ -142,7 +163,8 @@ class Representation:
     components: tuple[str, ...]
     low: tuple[float, ...]  # limits of the uniform bins
     high: tuple[float, ...]
-    informative: tuple[bool, ...]  # False: the same for every crop and mirroring
+    informative: tuple[bool, ...]  # False: the same for every pair of views
+    unsolarized: tuple[bool, ...]  # True: inferred only from pairs in which neither view is solarized
 
     def __call__(self, copy: EfferenceCopy) -> Tensor:
         """The action as a plain vector. (B, C)"""
@@ -156,6 +178,7 @@ def _affine(function: Callable[[EfferenceCopy], Tensor]) -> Representation:
         low=(-2.0, -2.0, -0.5, -2.0, -2.0, -0.5),
         high=(2.0, 2.0, 0.5, 2.0, 2.0, 0.5),
         informative=(True, False, True, False, True, True),
+        unsolarized=(True,) * 6,
     )
 
 
@@ -169,15 +192,43 @@ REPRESENTATIONS: dict[str, Representation] = {
         low=(-1.0, -1.0, -1.0, -1.0, 0.0),
         high=(1.0, 1.0, 1.0, 1.0, 1.0),
         informative=(True,) * 5,
+        unsolarized=(True,) * 5,
+    ),
+    # The strongest quotient is log(1.4 / 0.6) = 0.85 with a jitter of 0.4, and log(1.8 / 0.2) = 2.2 with 0.8; the
+    # largest turn of hue 0.2 with a jitter of 0.1, and 0.4 with 0.2. The limits let either jitter fill all bins.
+    "colour": Representation(
+        colour,
+        components=("brightness", "contrast", "saturation", "hue", "grey", "blur", "solarize"),
+        low=(-1.0, -1.0, -1.0, -0.2, -1.0, -1.0, -1.0),
+        high=(1.0, 1.0, 1.0, 0.2, 1.0, 1.0, 1.0),
+        informative=(True,) * 7,
+        unsolarized=(False,) * 7,
     ),
 }
 
 
 def representation(name: str) -> Representation:
-    """The representation of that name."""
-    if name not in REPRESENTATIONS:
-        raise UserError(f"unknown action '{name}': {nearest(name, REPRESENTATIONS)}")
-    return REPRESENTATIONS[name]
+    """The representation of that name; names joined by `+` give their components one after the other."""
+    parts = []
+    for part in name.split("+"):
+        if part not in REPRESENTATIONS:
+            raise UserError(f"unknown action '{part}': {nearest(part, REPRESENTATIONS)}")
+        parts.append(REPRESENTATIONS[part])
+    return parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def _joined(parts: Sequence[Representation]) -> Representation:
+    def function(copy: EfferenceCopy) -> Tensor:
+        return torch.cat([part(copy) for part in parts], dim=1)
+
+    return Representation(
+        function,
+        components=tuple(value for part in parts for value in part.components),
+        low=tuple(value for part in parts for value in part.low),
+        high=tuple(value for part in parts for value in part.high),
+        informative=tuple(value for part in parts for value in part.informative),
+        unsolarized=tuple(value for part in parts for value in part.unsolarized),
+    )
 
 
 # --- categorical codes ------------------------------------------------------------------------------------------------

@@ -73,11 +73,11 @@ class IdentityConfig:
 class ManipulationConfig:
     """The manipulation inverse model: which action leads from x to x'?"""
 
-    action: str = "egocentric"  # egocentric, paper, official, allocentric
+    action: str = "egocentric"  # egocentric, paper, official, allocentric, colour; or several, as egocentric+colour
     readout: str = "classification"  # classification, regression
     bins: str = "uniform"  # uniform (the paper's fixed limits), quantile (fitted on sampled actions)
     k: int = 6  # bins per component
-    components: str = "all"  # all, informative (leaves out those that crop and mirror never change)
+    components: str = "all"  # all, informative (leaves out those that the views never change)
     hidden: int = 512
 
 
@@ -240,7 +240,6 @@ def _tuples(config: Any) -> Any:
 _CHOICES = {
     "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet"),
     "data.resident": ("auto", "always", "never"),
-    "manipulation.action": ("egocentric", "paper", "official", "allocentric"),
     "manipulation.readout": ("classification", "regression"),
     "manipulation.bins": ("uniform", "quantile"),
     "manipulation.components": ("all", "informative"),
@@ -248,6 +247,7 @@ _CHOICES = {
     "precision": ("auto", "bf16", "32"),
     "compile": ("auto", "yes", "no"),
 }
+_ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
 _AT_LEAST = {
     "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "lambda_manip": 0,
     "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
@@ -274,6 +274,10 @@ def check_values(config: Config) -> None:
 
     for key, choices in _CHOICES.items():
         require(value_of(key) in choices, key, nearest(str(value_of(key)), choices))
+    actions = config.manipulation.action.split("+")
+    for action in actions:
+        require(action in _ACTIONS, "manipulation.action", nearest(action, _ACTIONS))
+    require(len(set(actions)) == len(actions), "manipulation.action", "names an action twice")
     for key, least in _AT_LEAST.items():
         require(value_of(key) >= least, key, f"must be at least {least}")
     for name in _PROBABILITIES:

@@ -197,25 +197,36 @@ def target_accuracy(first: Tensor, second: Tensor, first_target: Tensor, second_
 
 
 def manipulation_cross_entropy(logits: Tensor, codes: Tensor, valid: Tensor | None = None) -> Tensor:
-    """-log q(a_manip | x, x'), mean over the action's components, then over the valid pairs.
+    """-log q(a_manip | x, x'), mean over the action's components and over the valid pairs.
 
     Args:
         logits: (B, C, K)
         codes: (B, C) which of the K bins each component fell into.
-        valid: (B,) bool, pairs that count; all if left out. None valid gives 0.
+        valid: see `component_mean`.
     """
-    per_pair = F.cross_entropy(logits.float().mT, codes, reduction="none").mean(dim=1)  # (B,)
-    return masked_mean(per_pair, valid)
+    return component_mean(F.cross_entropy(logits.float().mT, codes, reduction="none"), valid)
 
 
 def manipulation_regression(predicted: Tensor, action: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Squared error, mean over the action's components (B, C), then over the valid pairs."""
-    per_pair = (predicted.float() - action).square().mean(dim=1)
-    return masked_mean(per_pair, valid)
+    """Squared error, mean over the action's components (B, C) and over the valid pairs."""
+    return component_mean((predicted.float() - action).square(), valid)
+
+
+def component_mean(values: Tensor, valid: Tensor | None = None) -> Tensor:
+    """The mean of the values (B, C) over components and valid pairs.
+
+    Args:
+        values: (B, C)
+        valid: bool, pairs that count, (B,) for all components alike or (B, C) for each its own; all if left out. Every
+            component has the same weight; one without a valid pair gives 0.
+    """
+    if valid is not None and valid.dim() == 2:
+        return masked_mean(values, valid).mean()
+    return masked_mean(values.mean(dim=1), valid)
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of the values (B,) where mask (B,) holds; 0 if it holds nowhere."""
+    """The mean of the values (B, ...) over B where the mask (B, ...) holds; 0 if it holds nowhere."""
     if mask is None:
-        return values.mean()
-    return (values * mask).sum() / mask.sum().clamp(min=1)
+        return values.mean(dim=0)
+    return (values * mask).sum(dim=0) / mask.sum(dim=0).clamp(min=1)

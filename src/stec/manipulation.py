@@ -1,4 +1,4 @@
-"""The manipulation inverse model: q(a_manip | x, x'), which crop and mirroring leads from this view to that one?
+"""The manipulation inverse model: q(a_manip | x, x'), which crop, mirroring or colour leads from this view to that?
 
 Paper: section 3.2 and appendix "Manipulation-related inverse model psi".
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stec.actions import Bins, EfferenceCopy, representation
 from stec.config import ManipulationConfig
 from stec.errors import UserError
-from stec.functional import manipulation_cross_entropy, manipulation_regression, masked_mean
+from stec.functional import component_mean, manipulation_cross_entropy, manipulation_regression
 from stec.networks.heads import mlp
 from stec.views import Views
 
@@ -34,23 +34,37 @@ class Manipulation(nn.Module):
     Args:
         dim: dimension of the features.
         config: representation, readout and bins.
-        views: samples the actions on which quantile bins are fitted; not needed for uniform bins.
+        views: samples the actions on which quantile bins are fitted, and says which colours never change; not needed
+            for uniform bins.
     """
 
     index: Tensor  # (C',) which components of the representation are inferred
+    informative: Tensor  # which of those count in the accuracy
+    unsolarized: Tensor  # (C',) bool: which are inferred only where neither view is solarized
 
     def __init__(self, dim: int, config: ManipulationConfig, views: Views | None = None) -> None:
         super().__init__()
         self.representation = representation(config.action)
-        informative = torch.tensor(self.representation.informative)
+        informative = torch.tensor(self._informative(views))
+        if not informative.any():
+            raise UserError(f"manipulation.action={config.action}: the views never change any of it, nothing to infer")
         kept = informative if config.components == "informative" else torch.ones_like(informative)
         self.register_buffer("index", kept.nonzero().squeeze(1), persistent=False)
         self.register_buffer("informative", informative[kept].nonzero().squeeze(1), persistent=False)
         self.components = [name for name, keep in zip(self.representation.components, kept, strict=True) if keep]
+        unsolarized = torch.tensor(self.representation.unsolarized)[kept]
+        self.register_buffer("unsolarized", unsolarized, persistent=False)
+        self.same_pairs = bool(unsolarized.all())  # for all components
         self.bins = self._bins(config, views)
         self.classifies = config.readout == "classification"
         outputs = len(self.components) * (self.bins.k if self.classifies else 1)
         self.psi = mlp(2 * dim, config.hidden, outputs)
+
+    def _informative(self, views: Views | None) -> list[bool]:
+        """Which components can differ between pairs, as far as is known."""
+        constant = views.constant_colours() if views is not None else set()
+        known = zip(self.representation.components, self.representation.informative, strict=True)
+        return [varies and name not in constant for name, varies in known]
 
     def _bins(self, config: ManipulationConfig, views: Views | None) -> Bins:
         if config.bins == "quantile":
@@ -78,8 +92,7 @@ class Manipulation(nn.Module):
         """Features of x and x' (B, D) and the copy of the action between them -> loss and accuracy."""
         action = self.action(copy)
         codes = self.bins(action)
-        # A solarized view is no longer the same sight: those pairs are left out, as in the paper.
-        valid = ~(copy.first.solarized | copy.second.solarized)
+        valid = self._valid(copy)
         predicted = self.predict(first, second)
         if self.classifies:
             loss = manipulation_cross_entropy(predicted, codes, valid)
@@ -87,5 +100,12 @@ class Manipulation(nn.Module):
         else:
             loss = manipulation_regression(predicted, action, valid)
             guess = self.bins(predicted)
-        right = (guess == codes)[:, self.informative].float().mean(dim=1)
-        return ManipulationOutput(loss, masked_mean(right, valid).detach())
+        right = (guess == codes)[:, self.informative].float()
+        counted = valid if valid.dim() == 1 else valid[:, self.informative]
+        return ManipulationOutput(loss, component_mean(right, counted).detach())
+
+    def _valid(self, copy: EfferenceCopy) -> Tensor:
+        """The pairs that count: (B,), or (B, C') if the components differ in that."""
+        # A solarized view is no longer the same sight: where things are in it is left out, as in the paper.
+        valid = ~(copy.first.solarized | copy.second.solarized)
+        return valid if self.same_pairs else valid[:, None] | ~self.unsolarized

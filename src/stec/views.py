@@ -91,6 +91,13 @@ class Views(nn.Module):
         copy = EfferenceCopy(glimpse.rows(slice(len(images))), glimpse.rows(slice(len(images), None)))
         return ViewBatch(self.render(torch.cat([images, images]), glimpse), copy)
 
+    def constant_colours(self) -> set[str]:
+        """The components of the `colour` action that are the same for all pairs of these views."""
+        u, v = (self.jitter_probability * strength for strength in self.jitter)
+        varies = {"brightness": u > 0, "contrast": u > 0, "saturation": u > 0, "hue": v > 0}
+        varies |= {"grey": 0 < self.grey < 1, "blur": self.blur > 0, "solarize": 0 < self.solarize < 1}
+        return {name for name, does in varies.items() if not does}
+
     def sample(self, sizes: Tensor) -> Glimpse:
         """Draws an action for every image, given their heights and widths (N, 2)."""
         n, device = len(sizes), sizes.device
