@@ -249,7 +249,7 @@ class TinyEncoder(nn.Module):
 
 def tiny_batch(seed: int = 0) -> stec.ViewBatch:
     torch.manual_seed(seed)
-    return Views(size=16, solarize=0.2)(torch.rand(8, 3, 20, 20))
+    return Views(size=16, solarize=0.2, turn=True)(torch.rand(8, 3, 20, 20))
 
 
 def build(name: str, seed: int = 0, **settings) -> stec.Method:

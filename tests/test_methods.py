@@ -47,6 +47,7 @@ def test_every_method_trains_resumes_bit_for_bit_and_is_probed(train, method) ->
     assert records[-1]["step"] == 9
     assert records[-1].keys() >= KEYS
     assert ("manipulation" in records[-1]) == METHODS[method].manipulation
+    assert ("turn" in records[-1]) == ("turn_accuracy" in records[-1]) == (METHODS[method].turn > 0)
     assert [{k: r[k] for k in KEYS} for r in broken.metrics()] == [{k: r[k] for k in KEYS} for r in records]
     assert 0 <= records[-1]["identity_accuracy"] <= 1
     assert all(0 <= summary[key] <= 100 for key in ("linear", "knn", "linear_online"))
@@ -58,7 +59,7 @@ def test_every_part_of_every_method_is_trained(method) -> None:
     model = stec.create(method, encoder="resnet-small", identity={"queue": 64})
     for parameter in model.encoder.parameters():
         nn.init.normal_(parameter, std=0.1)  # the last scale of a residual block starts at 0 and hides the block
-    model(Views(size=32)(torch.randint(256, (16, 3, 32, 32), dtype=torch.uint8))).total.backward()
+    model(Views(size=32, turn=True)(torch.randint(256, (16, 3, 32, 32), dtype=torch.uint8))).total.backward()
     without = [name for name, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
     assert not without
 
@@ -103,6 +104,8 @@ def test_other_names_imply_nothing_about_the_manipulation_model() -> None:
 # Published rate per 256, decay and LARS coefficient, and by how much our loss is larger than the one they belong to.
 PUBLISHED = {
     "cifar10-resnet18-simsiam": (0.03, 5e-4, 0.0, 2),  # Chen and He 2021, appendix D
+    "cifar10-resnet18-e-simclr": (0.06, 5e-4, 0.0, 2),  # rdangovs/essl, cifar10
+    "cifar10-resnet18-e-simsiam": (0.06, 5e-4, 0.0, 2),
     "stl10-resnet18-simsiam-200": (0.03, 5e-4, 0.0, 2),  # hankook/AugSelf, pretrain.py
     "stl10-resnet18-augself": (0.03, 5e-4, 0.0, 2),
     "cifar10-resnet18-vicreg": (0.3, 1e-4, 0.02, 2),  # solo-learn, scripts/pretrain/cifar

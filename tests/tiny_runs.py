@@ -17,6 +17,7 @@ TINY = (
     "baselines=false",
     "identity.hidden=32",
     "manipulation.hidden=32",
+    "turn.hidden=32",
 )  # 12 steps
 
 

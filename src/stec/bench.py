@@ -22,10 +22,9 @@ from stec import provenance
 from stec.config import Config
 from stec.data import DataSet, ResidentSplit
 from stec.errors import UserError
-from stec.method import METHODS, create
+from stec.method import METHODS, build
 from stec.run import RunFolder
 from stec.training import Loop, Progress, Trainee, make_fabric
-from stec.views import Views
 
 CLASSES = 10  # of the random labels
 
@@ -110,10 +109,7 @@ def _random_split(config: Config, device: torch.device) -> ResidentSplit:
 
 
 def _loop(config: Config, fabric: Any, split: ResidentSplit) -> Loop:
-    views = Views(**dataclasses.asdict(config.views))
-    method = create(config.method, config.encoder, config.lambda_manip, config.identity, config.manipulation, views)
-    for encoder in (method.encoder, *method.identity.target_encoders()):
-        encoder.to(memory_format=torch.channels_last)
+    views, method = build(config)
     classes = tuple(str(label) for label in range(CLASSES))
     dataset = DataSet("noise", split, None, classes, config.data.size, "", True, ())
     folder = RunFolder(Path(tempfile.gettempdir()), "bench")

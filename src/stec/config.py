@@ -82,6 +82,13 @@ class ManipulationConfig:
 
 
 @dataclass(frozen=True)
+class TurnConfig:
+    """The turn inverse model: by how much has this small view been turned?"""
+
+    hidden: int = 2048  # units of both hidden layers
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """SGD with LARS, linear warm-up and cosine decay."""
 
@@ -99,6 +106,7 @@ class Config:
     method: str = "stec"
     encoder: str = "resnet18-cifar"
     lambda_manip: float = 1.0  # weight of the manipulation loss
+    lambda_turn: float | None = None  # weight of the turn loss, 0: none; null: as the method's name implies
     epochs: int = 1000
     batch_size: int = 1024  # images per step over all devices; each gives two views
     seed: int = 0
@@ -106,6 +114,7 @@ class Config:
     views: ViewsConfig = field(default_factory=ViewsConfig)
     identity: IdentityConfig = field(default_factory=IdentityConfig)
     manipulation: ManipulationConfig = field(default_factory=ManipulationConfig)
+    turn: TurnConfig = field(default_factory=TurnConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     device: str = "auto"  # auto, cpu, cuda
     devices: int = 1  # how many
@@ -250,6 +259,7 @@ _CHOICES = {
 _ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
 _AT_LEAST = {
     "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "lambda_manip": 0,
+    "lambda_turn": 0, "turn.hidden": 1,
     "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
     "identity.hidden": 1, "identity.output": 1, "identity.ema": 0, "identity.alpha": 0, "identity.queue": 1,
     "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
@@ -279,7 +289,7 @@ def check_values(config: Config) -> None:
         require(action in _ACTIONS, "manipulation.action", nearest(action, _ACTIONS))
     require(len(set(actions)) == len(actions), "manipulation.action", "names an action twice")
     for key, least in _AT_LEAST.items():
-        require(value_of(key) >= least, key, f"must be at least {least}")
+        require(value_of(key) is None or value_of(key) >= least, key, f"must be at least {least}")
     for name in _PROBABILITIES:
         require(0 <= value_of(f"views.{name}") <= 1, f"views.{name}", "is a probability, from 0 to 1")
     for name in ("area", "aspect", "jitter"):

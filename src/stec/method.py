@@ -1,6 +1,6 @@
-"""A method is a pairing: an identity model, with or without a manipulation model, found by name.
+"""A method is a pairing: an identity model, with or without a manipulation and a turn model, found by name.
 
-L = L_id + lambda_manip L_manip          (L_reg is weight decay, in the optimizer)
+L = L_id + lambda_manip L_manip + lambda_turn L_turn          (L_reg is weight decay, in the optimizer)
 """
 
 from __future__ import annotations
@@ -13,27 +13,35 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stec.config import Config, IdentityConfig, ManipulationConfig, check_values
+from stec.config import Config, IdentityConfig, ManipulationConfig, TurnConfig, check_values
 from stec.errors import UserError, nearest
 from stec.identity import IDENTITIES, Identity
 from stec.manipulation import Manipulation
 from stec.networks.encoders import create_encoder
+from stec.turn import Turn
 from stec.views import ViewBatch, Views
+
+# Published: 0.4, beside the mean of the two directions of L_id (Dangovski et al. 2022). Our L_id is their sum.
+E_SSL = 0.8
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which identity model, and whether the manipulation model joins it."""
+    """Which identity model, and which other inverse models join it."""
 
     identity: str
     manipulation: bool
     about: str
     fixed: Mapping[str, str] = field(default_factory=dict)  # settings of the manipulation model that the name implies
+    turn: float = 0.0  # weight of the turn model, unless another is given
 
 
 METHODS: dict[str, Pairing] = {
     "simclr": Pairing("simclr", False, "contrast with all other views of the batch (Chen et al. 2020)"),
     "stec": Pairing("simclr", True, "SimCLR + the manipulation model (Scherr et al. 2022)"),
+    "e-simclr": Pairing(
+        "simclr", False, "SimCLR + the turn of a small third view (E-SSL, Dangovski et al. 2022)", turn=E_SSL
+    ),
     "relic": Pairing("relic", False, "contrast with a target network, and agreement about it (Mitrovic et al. 2021)"),
     "stec*": Pairing("relic", True, "ReLIC + the manipulation model (Scherr et al. 2022)"),
     "stec-star": Pairing("relic", True, "stec*, by a name that a shell leaves alone"),
@@ -43,6 +51,9 @@ METHODS: dict[str, Pairing] = {
     "stec-byol": Pairing("byol", True, "BYOL + the manipulation model"),
     "simsiam": Pairing("simsiam", False, "predict the other view's projection, taken as given (Chen and He 2021)"),
     "stec-simsiam": Pairing("simsiam", True, "SimSiam + the manipulation model"),
+    "e-simsiam": Pairing(
+        "simsiam", False, "SimSiam + the turn of a small third view (E-SSL, Dangovski et al. 2022)", turn=E_SSL
+    ),
     "augself": Pairing(
         "simsiam",
         True,
@@ -66,6 +77,8 @@ class Losses(NamedTuple):
     manipulation: Tensor  # 0 without a manipulation model
     identity_accuracy: Tensor  # from 0 to 1
     manipulation_accuracy: Tensor  # from 0 to 1; 0 without a manipulation model
+    turn: Tensor  # 0 without a turn model
+    turn_accuracy: Tensor  # from 0 to 1; 0 without a turn model
     features: Tensor  # (2B, D), detached, for probes
     embeddings: Tensor  # (2B, E), detached, of the identity model; the features where it shows none
 
@@ -74,16 +87,24 @@ class Method(nn.Module):
     """An encoder and the inverse models that train it."""
 
     def __init__(
-        self, encoder: nn.Module, identity: Identity, manipulation: Manipulation | None, lambda_manip: float
+        self,
+        encoder: nn.Module,
+        identity: Identity,
+        manipulation: Manipulation | None,
+        lambda_manip: float,
+        turn: Turn | None = None,
+        lambda_turn: float = 0.0,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.identity = identity
         self.manipulation = manipulation
         self.lambda_manip = lambda_manip
+        self.turn = turn
+        self.lambda_turn = lambda_turn
 
     def forward(self, batch: ViewBatch) -> Losses:
-        """Both views of every image in one forward pass, then both inverse models."""
+        """Both views of every image in one forward pass, small turned ones in a second, then the inverse models."""
         features = self.encoder(batch.images)  # (2B, D)
         identity = self.identity(features, batch)
         total, zero = identity.loss, torch.zeros_like(identity.loss.detach())
@@ -91,6 +112,12 @@ class Method(nn.Module):
         if self.manipulation is not None:
             manipulation_loss, manipulation_accuracy = self.manipulation(*features.chunk(2), batch.copy)
             total = total + self.lambda_manip * manipulation_loss
+        turn_loss = turn_accuracy = zero
+        if self.turn is not None:
+            if batch.turned is None:
+                raise UserError("the turn model needs a small third view: make the batch with Views(turn=True)")
+            turn_loss, turn_accuracy = self.turn(self.encoder(batch.turned))
+            total = total + self.lambda_turn * turn_loss
         embeddings = features if identity.embeddings is None else identity.embeddings
         return Losses(
             total,
@@ -98,6 +125,8 @@ class Method(nn.Module):
             manipulation_loss.detach(),
             identity.accuracy,
             manipulation_accuracy,
+            turn_loss.detach(),
+            turn_accuracy,
             features.detach(),
             embeddings.detach(),
         )
@@ -119,6 +148,8 @@ def create(
     identity: IdentityConfig | dict[str, Any] | None = None,
     manipulation: ManipulationConfig | dict[str, Any] | None = None,
     views: Views | None = None,
+    lambda_turn: float | None = None,
+    turn: TurnConfig | dict[str, Any] | None = None,
 ) -> Method:
     """Builds a method by name.
 
@@ -129,20 +160,23 @@ def create(
         identity: settings of the identity model, e.g. `{"temperature": 0.2}`.
         manipulation: settings of the manipulation model, e.g. `{"action": "paper"}`. Those that the name implies, as
             `augself` does its action and readout, need not be given and cannot be changed.
-        views: the views that will be used; only quantile bins need them.
+        views: the views that will be used; only quantile bins need them, and informative colours profit.
+        lambda_turn: weight of the turn loss; 0 for none, what the name implies if left out. The views then need
+            `turn=True`.
+        turn: settings of the turn model, e.g. `{"hidden": 512}`.
 
     Example:
         >>> method = create("stec", encoder="resnet-small")
         >>> losses = method(Views(size=32)(torch.zeros(8, 3, 32, 32, dtype=torch.uint8)))
         >>> losses.total.backward()
     """
-    if name not in METHODS:
-        raise UserError(f"unknown method '{name}': {nearest(name, METHODS)} ('stec methods' lists them)")
-    pairing = METHODS[name]
+    pairing = _pairing(name)
     settings = Config(
         lambda_manip=lambda_manip,
+        lambda_turn=lambda_turn,
         identity=_settings(IdentityConfig, identity),
         manipulation=_fix(name, _settings(ManipulationConfig, manipulation)),
+        turn=_settings(TurnConfig, turn),
     )
     check_values(settings)
     network = create_encoder(encoder) if isinstance(encoder, str) else encoder
@@ -151,7 +185,37 @@ def create(
         raise UserError(f"the encoder {type(network).__name__} needs an integer attribute 'dim', its feature dimension")
     identity_model = IDENTITIES[pairing.identity](network, settings.identity)
     manipulation_model = Manipulation(dim, settings.manipulation, views) if pairing.manipulation else None
-    return Method(network, identity_model, manipulation_model, lambda_manip)
+    weight = _turn_weight(name, lambda_turn)
+    turn_model = Turn(dim, settings.turn) if weight > 0 else None
+    return Method(network, identity_model, manipulation_model, lambda_manip, turn_model, weight)
+
+
+def build(config: Config) -> tuple[Views, Method]:
+    """The views and the method of a run, with encoders laid out for convolutions on a GPU."""
+    views = Views(**dataclasses.asdict(config.views), turn=_turn_weight(config.method, config.lambda_turn) > 0)
+    method = create(
+        config.method,
+        config.encoder,
+        config.lambda_manip,
+        config.identity,
+        config.manipulation,
+        views,
+        config.lambda_turn,
+        config.turn,
+    )
+    for encoder in (method.encoder, *method.identity.target_encoders()):
+        encoder.to(memory_format=torch.channels_last)
+    return views, method
+
+
+def _pairing(name: str) -> Pairing:
+    if name not in METHODS:
+        raise UserError(f"unknown method '{name}': {nearest(name, METHODS)} ('stec methods' lists them)")
+    return METHODS[name]
+
+
+def _turn_weight(name: str, given: float | None) -> float:
+    return _pairing(name).turn if given is None else given
 
 
 def _fix(name: str, settings: ManipulationConfig) -> ManipulationConfig:

@@ -68,6 +68,8 @@ def describe(progress: Progress) -> str:
     parts = [f"identity {m['identity']:.2f} ({100 * m['identity_accuracy']:.0f} %)"]
     if "manipulation" in m:
         parts.append(f"manipulation {m['manipulation']:.2f} ({100 * m['manipulation_accuracy']:.0f} %)")
+    if "turn" in m:
+        parts.append(f"turn {m['turn']:.2f} ({100 * m['turn_accuracy']:.0f} %)")
     if "probe_accuracy" in m:
         parts.append(f"probe {100 * m['probe_accuracy']:.0f} %")
     parts.append(f"{m['views_per_second']:,.0f} views/s")

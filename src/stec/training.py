@@ -7,7 +7,6 @@ Several processes: `torchrun --nproc-per-node 8 -m stec pretrain RECIPE devices=
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -26,7 +25,7 @@ from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
 from stec.functional import masked_mean
-from stec.method import Losses, Method, create
+from stec.method import Losses, Method, build, create
 from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
 from stec.run import RunFolder, publish
 from stec.views import ViewBatch, Views
@@ -42,6 +41,8 @@ METRICS = (
     "manipulation",
     "identity_accuracy",
     "manipulation_accuracy",
+    "turn",
+    "turn_accuracy",
     "probe_loss",
     "probe_accuracy",
 )
@@ -87,7 +88,7 @@ class Trainee(nn.Module):
             each = F.cross_entropy(logits, labels.clamp(min=0), reduction="none")
             probe_loss = masked_mean(each, labelled)
             probe_accuracy = masked_mean((logits.argmax(dim=1) == labels).float(), labelled)
-        metrics = [losses.total.detach(), *losses[1:5], probe_loss.detach(), probe_accuracy]
+        metrics = [losses.total.detach(), *losses[1:7], probe_loss.detach(), probe_accuracy]
         return losses.total + probe_loss, torch.stack(metrics), losses.features, losses.embeddings
 
 
@@ -106,10 +107,7 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     _note_data(dataset, classes, reporter)
 
     torch.manual_seed(config.seed)
-    views = Views(**dataclasses.asdict(config.views))
-    method = create(config.method, config.encoder, config.lambda_manip, config.identity, config.manipulation, views)
-    for encoder in (method.encoder, *method.identity.target_encoders()):
-        encoder.to(memory_format=torch.channels_last)
+    views, method = build(config)
     trainee = Trainee(method, classes)
     loop = Loop(config, fabric, folder, reporter, dataset, views, trainee)
     summary: dict[str, Any] = {}
@@ -177,7 +175,7 @@ class Loop:
         self.act: Callable[..., ViewBatch] = views
         if config.compile == "yes" or (config.compile == "auto" and fabric.device.type == "cuda"):
             for encoder in (trainee.method.encoder, *trainee.method.identity.target_encoders()):
-                encoder.compile()
+                encoder.compile(dynamic=False)  # small turned views are a second shape, as fixed as the first
             self.act = torch.compile(views)
         self.model, self.optimizer = fabric.setup(trainee, optimizer)
         self.steps_per_epoch = len(dataset.train) // config.batch_size
@@ -218,8 +216,7 @@ class Loop:
 
     def train(self, batch: data.Batch) -> None:
         """One step."""
-        views = self.act(batch.images, batch.sizes)
-        views = views._replace(images=views.images.contiguous(memory_format=torch.channels_last))
+        views = self.act(batch.images, batch.sizes).channels_last()
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate()
         loss, metrics, *self.shown = self.model(views, batch.labels)
@@ -249,10 +246,10 @@ class Loop:
         self.pending = []
         views_per_second = 2 * self.config.batch_size / self.steady[-1]
         metrics = dict(zip(METRICS, mean, strict=True))
-        if self.trainee.method.manipulation is None:
-            metrics = {k: v for k, v in metrics.items() if not k.startswith("manipulation")}
-        if self.trainee.probe is None:
-            metrics = {k: v for k, v in metrics.items() if not k.startswith("probe")}
+        method = self.trainee.method
+        parts = {"manipulation": method.manipulation, "turn": method.turn, "probe": self.trainee.probe}
+        absent = tuple(name for name, part in parts.items() if part is None)
+        metrics = {name: value for name, value in metrics.items() if not name.startswith(absent)}
         metrics |= self._health()
         metrics |= {"rate": self._rate(), "views_per_second": views_per_second}
         epoch = self.step / self.steps_per_epoch

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stec import pixels
 from stec.actions import EfferenceCopy, Glimpse
+from stec.turn import every_turn
 
 CPU_ROWS = 512  # images that a CPU works on at a time: they should fit into its cache
 TRIES = 10  # to find a crop that fits, as in torchvision
@@ -24,6 +25,13 @@ class ViewBatch(NamedTuple):
 
     images: Tensor  # (2B, 3, S, S) in [0, 1]: all first views, then all second ones
     copy: EfferenceCopy
+    turned: Tensor | None = None  # (4B, 3, S/2, S/2) a third, small view in all four turns; see `stec.turn.every_turn`
+
+    def channels_last(self) -> ViewBatch:
+        """The same, in the memory layout that convolutions on a GPU prefer."""
+        images = self.images.contiguous(memory_format=torch.channels_last)
+        turned = None if self.turned is None else self.turned.contiguous(memory_format=torch.channels_last)
+        return self._replace(images=images, turned=turned)
 
     @property
     def first(self) -> Tensor:
@@ -50,6 +58,7 @@ class Views(nn.Module):
         blur: probability of a Gaussian blur (a kernel of 10 % of the side).
         solarize: probability of inverting what is at least half bright.
         test_crop: side of the central square that `plain` keeps, relative to the shorter side of the image.
+        turn: also make a third view of half the side, drawn like the others, in all four turns (`ViewBatch.turned`).
 
     Example:
         >>> views = Views(size=32)
@@ -70,6 +79,7 @@ class Views(nn.Module):
         blur: float = 0.0,
         solarize: float = 0.0,
         test_crop: float = 1.0,
+        turn: bool = False,
     ) -> None:
         super().__init__()
         self.size, self.area, self.aspect, self.mirror = size, area, aspect, mirror
@@ -77,6 +87,9 @@ class Views(nn.Module):
         self.grey, self.blur, self.solarize = grey, blur, solarize
         self.test_crop = test_crop
         self.kernel = int(0.1 * size) // 2 * 2 + 1
+        self.small = None
+        if turn:
+            self.small = Views(size // 2, area, aspect, mirror, jitter, jitter_probability, grey, blur, solarize)
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> ViewBatch:
         """Acts twice on every image.
@@ -89,7 +102,11 @@ class Views(nn.Module):
         sizes = _sizes(images, sizes)
         glimpse = self.sample(torch.cat([sizes, sizes]))
         copy = EfferenceCopy(glimpse.rows(slice(len(images))), glimpse.rows(slice(len(images), None)))
-        return ViewBatch(self.render(torch.cat([images, images]), glimpse), copy)
+        views = self.render(torch.cat([images, images]), glimpse)
+        if self.small is None:
+            return ViewBatch(views, copy)
+        # Drawn last: the two views are the same whether or not there is a third.
+        return ViewBatch(views, copy, every_turn(self.small.render(images, self.small.sample(sizes))))
 
     def constant_colours(self) -> set[str]:
         """The components of the `colour` action that are the same for all pairs of these views."""

@@ -1,0 +1,207 @@
+"""The turn model: small views in all four turns, what is read from them, and E-SSL as a method."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import stec
+from stec import UserError
+from stec.config import TurnConfig, load
+from stec.turn import Turn, every_turn
+from stec.views import Views
+
+DIM = 6
+
+
+def images(n: int = 5, side: int = 40) -> Tensor:
+    torch.manual_seed(0)
+    return torch.randint(256, (n, 3, side, side), dtype=torch.uint8)
+
+
+# --- small views ------------------------------------------------------------------------------------------------------
+
+
+def test_every_turn_of_a_drawn_square_by_hand() -> None:
+    square = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
+    assert every_turn(square).flatten(1).tolist() == [[1, 2, 3, 4], [2, 4, 1, 3], [4, 3, 2, 1], [3, 1, 4, 2]]
+
+
+def test_turns_come_one_after_the_other_for_all_images() -> None:
+    x = torch.rand(3, 3, 8, 8)
+    turned = every_turn(x)
+    assert turned.shape == (12, 3, 8, 8)
+    for quarters in range(4):
+        for i in range(3):
+            assert torch.equal(turned[3 * quarters + i], torch.rot90(x[i], quarters, (1, 2)))
+
+
+def test_views_make_small_turned_views_when_asked() -> None:
+    assert Views(size=32)(images()).turned is None
+    turned = Views(size=32, turn=True)(images()).turned
+    assert turned.shape == (20, 3, 16, 16)
+    assert 0 <= turned.min() < turned.max() <= 1
+    upright = turned[:5]
+    assert all(torch.equal(turned[5 * k : 5 * k + 5], upright.rot90(k, (2, 3))) for k in range(4))
+
+
+def test_small_views_are_views_of_half_the_side() -> None:
+    settings = {"area": (0.3, 0.6), "jitter": (0.8, 0.2), "blur": 0.5, "solarize": 0.2, "grey": 0.4}
+    views, source = Views(size=48, turn=True, **settings), images()
+    half = Views(size=24, **settings)
+    torch.manual_seed(1)
+    views.sample(torch.full((10, 2), 40.0))  # the two views come first
+    expected = half.render(source, half.sample(torch.full((5, 2), 40.0)))
+    torch.manual_seed(1)
+    assert torch.equal(views(source).turned[:5], expected)
+
+
+def test_the_two_views_are_the_same_with_and_without_the_third() -> None:
+    batches = []
+    for turn in (False, True):
+        torch.manual_seed(2)
+        batches.append(Views(turn=turn)(images()))
+    assert torch.equal(batches[0].images, batches[1].images)
+    assert torch.equal(batches[0].copy.second.crop, batches[1].copy.second.crop)
+
+
+def test_channels_last_changes_the_layout_alone() -> None:
+    for turn in (False, True):
+        batch = Views(turn=turn)(images())
+        laid = batch.channels_last()
+        for before, after in ((batch.images, laid.images), (batch.turned, laid.turned)):
+            if before is not None:
+                assert torch.equal(before, after)
+                assert after.is_contiguous(memory_format=torch.channels_last)
+        assert (laid.turned is None) == (not turn)
+        assert torch.equal(laid.first, batch.first)
+        assert torch.equal(laid.second, batch.second)
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def test_loss_and_accuracy_equal_a_loop() -> None:
+    torch.manual_seed(0)
+    model, features, n = Turn(DIM, TurnConfig(hidden=8)), torch.randn(28, DIM), 7
+    logits = model.predictor(features).tolist()
+    losses, right = [], []
+    for turn in range(4):
+        for i in range(n):
+            scores = logits[turn * n + i]
+            losses.append(math.log(sum(math.exp(score) for score in scores)) - scores[turn])
+            right.append(scores.index(max(scores)) == turn)
+    output = model(features)
+    assert output.loss.item() == pytest.approx(sum(losses) / 28, rel=1e-5)
+    assert output.accuracy.item() == pytest.approx(sum(right) / 28)
+    assert output.loss.requires_grad
+    assert not output.accuracy.requires_grad
+
+
+def test_an_oracle_is_always_right() -> None:
+    """It sees a picture that is bright in one corner, and nothing else."""
+    corner = torch.zeros(6, 1, 4, 4)
+    corner[:, :, 0, 0] = 1
+    seen = every_turn(corner)[:, 0, [0, 3, 3, 0], [0, 0, 3, 3]]  # counterclockwise from the top left
+    model = Turn(4, TurnConfig(hidden=4))
+    model.predictor = nn.Identity()
+    assert model(100 * seen).accuracy.item() == 1
+    assert model(100 * seen).loss.item() < 1e-6
+    assert model(-100 * seen).accuracy.item() == 0
+
+
+def test_the_perceptron_has_two_hidden_layers() -> None:
+    linear = [m for m in Turn(DIM, TurnConfig()).modules() if isinstance(m, nn.Linear)]
+    assert [(m.in_features, m.out_features) for m in linear] == [(DIM, 2048), (2048, 2048), (2048, 4)]
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+def build(name: str, **settings) -> stec.Method:
+    torch.manual_seed(0)
+    return stec.create(name, encoder="resnet-small", turn={"hidden": 16}, **settings)
+
+
+def test_total_is_the_sum_of_all_three() -> None:
+    method = build("stec", lambda_manip=0.5, lambda_turn=0.3).eval()
+    batch = Views(turn=True)(images(8))
+    losses = method(batch)
+    turn = method.turn(method.encoder(batch.turned))
+    assert losses.turn.item() == pytest.approx(turn.loss.item(), rel=1e-6)
+    assert torch.equal(losses.turn_accuracy, turn.accuracy)
+    expected = losses.identity + 0.5 * losses.manipulation + 0.3 * losses.turn
+    assert losses.total.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert len(losses.features) == 16  # of the two views, for probes
+
+
+def test_the_name_implies_the_weight_unless_one_is_given() -> None:
+    for name in ("e-simclr", "e-simsiam"):
+        assert build(name).lambda_turn == 0.8  # 0.4 beside the mean of two directions, of which ours is the sum
+        assert build(name, lambda_turn=0.1).lambda_turn == 0.1
+        assert build(name, lambda_turn=0).turn is None
+    assert build("stec").turn is None
+    assert build("stec", lambda_turn=0.4).turn is not None
+
+
+def test_without_a_turn_model_nothing_is_reported() -> None:
+    losses = build("simclr")(Views(turn=True)(images(8)))
+    assert losses.turn.item() == losses.turn_accuracy.item() == 0
+    assert torch.equal(losses.total, losses.identity)
+
+
+def test_a_batch_without_small_views_is_refused() -> None:
+    with pytest.raises(UserError, match=r"make the batch with Views\(turn=True\)"):
+        build("e-simclr")(Views()(images(8)))
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(UserError, match=r"lambda_turn=-1.*: must be at least 0"):
+        build("e-simclr", lambda_turn=-1)
+    with pytest.raises(UserError, match=r"turn\.hidden=0: must be at least 1"):
+        load("default", ["turn.hidden=0"])
+    with pytest.raises(UserError, match="unknown setting 'hiden': did you mean 'hidden'"):
+        stec.create("e-simclr", encoder="resnet-small", turn={"hiden": 3})
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def encoder_of(folder) -> dict[str, Tensor]:
+    return load_file(folder.path / "encoder.safetensors")
+
+
+@pytest.mark.parametrize("identity", ["simclr", "simsiam"])
+def test_e_ssl_with_lambda_0_is_the_identity_model_alone(train, identity) -> None:
+    words = ("epochs=2",)
+    alone, _ = train("alone", f"method={identity}", *words)
+    without, _ = train("without", f"method=e-{identity}", "lambda_turn=0", *words)
+    turning, _ = train("turning", f"method=e-{identity}", *words)
+    a, b, c = (encoder_of(folder) for folder in (alone, without, turning))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert not torch.equal(a["stem.0.weight"], c["stem.0.weight"])
+    assert "turn" not in without.metrics()[-1]
+    assert {"turn", "turn_accuracy"} <= turning.metrics()[-1].keys()
+
+
+def test_a_run_learns_to_infer_the_turn_beside_the_manipulation(train) -> None:
+    folder, _ = train("run", "method=stec", "lambda_turn=0.8", "epochs=8")
+    first, last = folder.metrics()[0], folder.metrics()[-1]
+    assert last["turn"] < first["turn"]
+    assert last["manipulation"] < first["manipulation"]
+    assert 0 <= last["turn_accuracy"] <= 1
+    whole = last["identity"] + last["manipulation"] + 0.8 * last["turn"]
+    assert last["loss"] == pytest.approx(whole, rel=1e-5)
+    assert folder.config().lambda_turn == 0.8
+
+
+def test_recipes_hold_the_published_numbers() -> None:
+    for name in ("e-simclr", "e-simsiam"):
+        config = load(f"cifar10-resnet18-{name}")
+        assert (config.method, config.epochs, config.batch_size, config.views.area) == (name, 800, 512, (0.2, 1.0))
+        assert config.lambda_turn == 2 * 0.4
+        assert (config.identity.hidden, config.identity.output, config.turn.hidden) == (2048, 2048, 2048)
+        assert config.optimizer.warmup_epochs == 10
+    assert load("cifar10-resnet18-e-simclr").identity.temperature == 0.5
