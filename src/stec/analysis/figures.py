@@ -17,6 +17,8 @@ from stec.views import ViewBatch, Views
 PANEL = 176  # side of one picture in pixels
 GAP = 20
 CAPTION = 50
+LINE = 16  # of a caption with more than one
+PER_LINE = 6  # components of an action
 INK, QUIET, PAPER, GROUND = "#1b1f24", "#6a737d", "#ffffff", "#eceff2"
 FIRST, SECOND = "#0b69c7", "#d9480f"  # x and x'
 
@@ -34,14 +36,16 @@ def draw_views(config: Config, pairs: int) -> Image.Image:
     codes = reader.bins(values)
     columns = min(2, len(order))
     rows = -(-len(order) // columns)
-    width, height = 3 * PANEL + 2 * GAP, PANEL + CAPTION
+    lines = -(-len(reader.components) // PER_LINE)
+    width, height = 3 * PANEL + 2 * GAP, PANEL + CAPTION + (lines - 1) * LINE
     sheet = Image.new("RGB", (columns * (width + 2 * GAP), rows * (height + GAP) + GAP), PAPER)
     for i in range(len(order)):
-        words = (
+        words = [
             f"{name} {value:+.2f} ({code})"
             for name, value, code in zip(reader.components, values[i].tolist(), codes[i].tolist(), strict=True)
-        )
-        card = _card(sample.images[i], batch, i, f"{config.manipulation.action}: " + "  ".join(words), width, height)
+        ]
+        text = "\n".join("  ".join(words[j : j + PER_LINE]) for j in range(0, len(words), PER_LINE))
+        card = _card(sample.images[i], batch, i, f"{config.manipulation.action}: {text}", width, height)
         sheet.paste(card, (GAP + (i % columns) * (width + 2 * GAP), GAP + i // columns * (height + GAP)))
     return sheet
 
