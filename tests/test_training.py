@@ -145,6 +145,12 @@ def test_the_run_folder_explains_the_run(train):
     encoder.load_state_dict(encoder_of(folder))
 
 
+def test_the_saved_config_has_what_the_methods_name_implies(train):
+    folder, _ = train("run", "method=augself", "epochs=1")
+    assert folder.config().manipulation.action == "allocentric"
+    assert folder.config().manipulation.readout == "regression"
+
+
 def test_the_untrained_baseline_is_the_seeds_own_encoder(train):
     config = train.config("seed=5", "baselines=true")
     torch.manual_seed(5)

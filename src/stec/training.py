@@ -26,7 +26,7 @@ from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
 from stec.functional import masked_mean
-from stec.method import Losses, Method, create
+from stec.method import Losses, Method, create, fix_settings
 from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
 from stec.run import RunFolder, publish
 from stec.views import ViewBatch, Views
@@ -93,6 +93,7 @@ class Trainee(nn.Module):
 
 def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool = False) -> dict[str, Any]:
     """Trains, evaluates at the last epoch, writes the run folder, and returns what summary.json holds."""
+    config = dataclasses.replace(config, manipulation=fix_settings(config.method, config.manipulation))
     fabric = make_fabric(config)
     dataset = data.load(config.data, fabric.device)
     if config.batch_size > len(dataset.train):
