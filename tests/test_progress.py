@@ -3,7 +3,7 @@ import io
 from rich.console import Console
 
 from stec.progress import Watcher, clock, describe
-from stec.training import Progress
+from stec.reporter import Progress
 
 METRICS = {
     "identity": 8.154,

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from stec.training import Progress
+from stec.reporter import Progress
 
 PLAIN_SECONDS = 10  # between two plain lines
 WIDE = 130  # columns of a terminal that has room for a bar
