@@ -1,11 +1,14 @@
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from tiny_runs import Silent
+from tiny_runs import TINY, Silent
 
 import stec.training
 from stec import UserError
@@ -145,6 +148,12 @@ def test_the_run_folder_explains_the_run(train):
     encoder.load_state_dict(encoder_of(folder))
 
 
+def test_the_saved_config_has_what_the_methods_name_implies(train):
+    folder, _ = train("run", "method=augself", "epochs=1")
+    assert folder.config().manipulation.action == "allocentric"
+    assert folder.config().manipulation.readout == "regression"
+
+
 def test_the_untrained_baseline_is_the_seeds_own_encoder(train):
     config = train.config("seed=5", "baselines=true")
     torch.manual_seed(5)
@@ -245,3 +254,18 @@ def test_compiled_bf16_training_on_a_gpu_follows_the_cpu(train):
     gpu, _ = train("gpu", "device=cuda", "compile=yes")
     cpu, _ = train("cpu", "device=cpu")
     assert gpu.metrics()[-1]["identity"] == pytest.approx(cpu.metrics()[-1]["identity"], rel=0.1)
+
+
+def test_two_processes_make_one_run(train, tmp_path):
+    """As a person starts them: the command launches the second process itself."""
+    words = [*TINY, "device=cpu", "devices=2", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "stec", "pretrain", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.count("linear accuracy, trained encoder") == 1
+    folder = stec.training.RunFolder.open(tmp_path / "run")
+    assert [record["step"] for record in folder.metrics()] == [2, 4, 6, 8, 10, 12]
+    assert json.loads((folder.path / "summary.json").read_text())["processes"] == 2
+    alone, _ = train("alone")
+    # Other batch norm statistics, other augmentations: not the same run, but as far in learning.
+    assert folder.metrics()[-1]["identity"] == pytest.approx(alone.metrics()[-1]["identity"], rel=0.1)

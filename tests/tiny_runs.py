@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from stec.config import Config, load
+from stec.reporter import Progress
 from stec.run import RunFolder
-from stec.training import Progress, pretrain
+from stec.training import pretrain
 
 TINY = (
     "epochs=4",

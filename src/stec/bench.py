@@ -23,8 +23,9 @@ from stec.config import Config
 from stec.data import DataSet, ResidentSplit
 from stec.errors import UserError
 from stec.method import METHODS, build
+from stec.reporter import Nobody
 from stec.run import RunFolder
-from stec.training import Loop, Progress, Trainee, make_fabric
+from stec.training import Loop, Trainee, make_fabric
 
 CLASSES = 10  # of the random labels
 
@@ -113,17 +114,9 @@ def _loop(config: Config, fabric: Any, split: ResidentSplit) -> Loop:
     classes = tuple(str(label) for label in range(CLASSES))
     dataset = DataSet("noise", split, None, classes, config.data.size, "", True, ())
     folder = RunFolder(Path(tempfile.gettempdir()), "bench")
-    loop = Loop(config, fabric, folder, _Silent(), dataset, views, Trainee(method, CLASSES))
+    loop = Loop(config, fabric, folder, Nobody(), dataset, views, Trainee(method, CLASSES))
     loop.model.train()
     return loop
-
-
-class _Silent:
-    def note(self, text: str) -> None:
-        pass
-
-    def progress(self, progress: Progress) -> None:
-        pass
 
 
 def _without_manipulation(config: Config) -> Config | None:

@@ -62,11 +62,10 @@ def pretrain(
         method = config.method.replace("*", "-star")  # no star in a path
         name = f"{Path(recipe).stem}-{method}-seed{config.seed}"
         folder = RunFolder.new(out or Path("runs") / name, recipe, force)
-    about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
     with Watcher(console) as watcher:
-        watcher.note(f"{about} -> {folder.path}")
         summary = train(config, folder, watcher, resume is not None)
-    _print_summary(summary, folder.path)
+    if summary:
+        _print_summary(summary, folder.path)
 
 
 @app.command()

@@ -136,6 +136,13 @@ class Method(nn.Module):
         self.identity.after_step(progress)
 
 
+def pairing_of(name: str) -> Pairing:
+    """The pairing of that name."""
+    if name not in METHODS:
+        raise UserError(f"unknown method '{name}': {nearest(name, METHODS)} ('stec methods' lists them)")
+    return METHODS[name]
+
+
 def list_methods() -> list[str]:
     """The names that `create` takes."""
     return sorted(METHODS)
@@ -170,12 +177,12 @@ def create(
         >>> losses = method(Views(size=32)(torch.zeros(8, 3, 32, 32, dtype=torch.uint8)))
         >>> losses.total.backward()
     """
-    pairing = _pairing(name)
+    pairing = pairing_of(name)
     settings = Config(
         lambda_manip=lambda_manip,
         lambda_turn=lambda_turn,
         identity=_settings(IdentityConfig, identity),
-        manipulation=_fix(name, _settings(ManipulationConfig, manipulation)),
+        manipulation=fix_settings(name, _settings(ManipulationConfig, manipulation)),
         turn=_settings(TurnConfig, turn),
     )
     check_values(settings)
@@ -208,19 +215,13 @@ def build(config: Config) -> tuple[Views, Method]:
     return views, method
 
 
-def _pairing(name: str) -> Pairing:
-    if name not in METHODS:
-        raise UserError(f"unknown method '{name}': {nearest(name, METHODS)} ('stec methods' lists them)")
-    return METHODS[name]
-
-
 def _turn_weight(name: str, given: float | None) -> float:
-    return _pairing(name).turn if given is None else given
+    return pairing_of(name).turn if given is None else given
 
 
-def _fix(name: str, settings: ManipulationConfig) -> ManipulationConfig:
-    """The settings with those that the method's name implies."""
-    fixed, default = METHODS[name].fixed, ManipulationConfig()
+def fix_settings(name: str, settings: ManipulationConfig) -> ManipulationConfig:
+    """The settings of the manipulation model with those that the method's name implies."""
+    fixed, default = pairing_of(name).fixed, ManipulationConfig()
     for key, value in fixed.items():
         if getattr(settings, key) not in (value, getattr(default, key)):
             raise UserError(f"manipulation.{key}={getattr(settings, key)}: {name} always has {key}={value}")

@@ -8,10 +8,12 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
-from stec.training import Progress
+from stec.reporter import Progress
 
 PLAIN_SECONDS = 10  # between two plain lines
+WIDE = 130  # columns of a terminal that has room for a bar
 
 
 class Watcher:
@@ -20,13 +22,11 @@ class Watcher:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.live = console.is_terminal
-        self.bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[line]}"),
-            console=console,
-        )
-        self.task = self.bar.add_task("", total=None, line="", visible=False)
+        # On a narrow screen the end of the line is cut off, and there is no room for a bar.
+        line = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+        bar = [BarColumn(bar_width=20)] if console.width >= WIDE else []
+        self.bar = Bar(*bar, line, console=console)
+        self.task = self.bar.add_task("", total=None, visible=False)
         self.last = time.monotonic()
 
     def __enter__(self) -> Watcher:
@@ -46,20 +46,14 @@ class Watcher:
 
     def progress(self, progress: Progress) -> None:
         """Redraws the live line, or writes a plain one every few seconds and at the end."""
+        line = f"epoch {progress.epoch}/{progress.epochs}  {describe(progress)}"
         if self.live:
-            self.bar.update(
-                self.task,
-                description=f"epoch {progress.epoch}/{progress.epochs}",
-                completed=progress.step,
-                total=progress.steps,
-                line=describe(progress),
-                visible=True,
-            )
+            self.bar.update(self.task, description=line, completed=progress.step, total=progress.steps, visible=True)
             return
         done = progress.step == progress.steps
         if done or time.monotonic() - self.last >= PLAIN_SECONDS:
             self.last = time.monotonic()
-            self.note(f"epoch {progress.epoch}/{progress.epochs}  {describe(progress)}")
+            self.note(line)
 
 
 def describe(progress: Progress) -> str:

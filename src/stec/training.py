@@ -7,9 +7,10 @@ Several processes: `torchrun --nproc-per-node 8 -m stec pretrain RECIPE devices=
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +26,9 @@ from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
 from stec.functional import masked_mean
-from stec.method import Losses, Method, build, create
+from stec.method import Losses, Method, build, create, fix_settings
 from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
+from stec.reporter import Nobody, Progress, Reporter
 from stec.run import RunFolder, publish
 from stec.views import ViewBatch, Views
 
@@ -46,27 +48,6 @@ METRICS = (
     "probe_loss",
     "probe_accuracy",
 )
-
-
-class Progress(NamedTuple):
-    """How far a run is, for whoever watches it."""
-
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    seconds: float
-    metrics: dict[str, float]
-
-
-class Reporter(Protocol):
-    """Watches a run. The library itself prints nothing."""
-
-    def note(self, text: str) -> None:
-        """Something worth a line happened."""
-
-    def progress(self, progress: Progress) -> None:
-        """Metrics were fetched."""
 
 
 class Trainee(nn.Module):
@@ -93,8 +74,16 @@ class Trainee(nn.Module):
 
 
 def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool = False) -> dict[str, Any]:
-    """Trains, evaluates at the last epoch, writes the run folder, and returns what summary.json holds."""
+    """Trains, evaluates at the last epoch, writes the run folder, and returns what summary.json holds.
+
+    With several processes, all but the first return nothing.
+    """
+    config = dataclasses.replace(config, manipulation=fix_settings(config.method, config.manipulation))
     fabric = make_fabric(config)
+    if not fabric.is_global_zero:
+        reporter = Nobody()
+    about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
+    reporter.note(f"{about} -> {folder.path}")
     dataset = data.load(config.data, fabric.device)
     if config.batch_size > len(dataset.train):
         raise UserError(
@@ -119,9 +108,10 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
         reporter.note("linear accuracy before training ...")
         summary |= loop.baselines()
     loop.run()
+    if not fabric.is_global_zero:
+        return {}
     summary |= loop.evaluate()
-    if fabric.is_global_zero:
-        folder.save_summary(summary)
+    folder.save_summary(summary)
     return summary
 
 
@@ -170,7 +160,7 @@ class Loop:
         settings = config.optimizer
         groups = parameter_groups(trainee, settings.weight_decay, settings.trust, plain)
         optimizer = LARS(groups, lr=self.rate, momentum=settings.momentum)
-        if fabric.world_size > 1:
+        if fabric.world_size > 1 and fabric.device.type == "cuda":  # PyTorch has no synchronised batch norm for CPUs
             trainee = nn.SyncBatchNorm.convert_sync_batchnorm(trainee)
         self.act: Callable[..., ViewBatch] = views
         if config.compile == "yes" or (config.compile == "auto" and fabric.device.type == "cuda"):
@@ -354,9 +344,7 @@ class Loop:
             results["linear_online"] = round(100 * right.float().mean().item(), 2)
             results["linear"] = round(fit_linear(*train, *test, classes).accuracy, 2)
             results["knn"] = round(knn_accuracy(*train, *test, classes), 2)
-        if self.fabric.is_global_zero:
-            about = {"encoder": config.encoder, "method": config.method}
-            self.folder.save_encoder(encoder.state_dict(), about)
+        self.folder.save_encoder(encoder.state_dict(), {"encoder": config.encoder, "method": config.method})
         steady = sorted(self.steady)[len(self.steady) // 2] if self.steady else None  # median, past compilation
         metrics = self.folder.metrics()
         return {

@@ -1,0 +1,57 @@
+import io
+
+from rich.console import Console
+
+from stec.progress import Watcher, clock, describe
+from stec.reporter import Progress
+
+METRICS = {
+    "identity": 8.154,
+    "identity_accuracy": 0.163,
+    "manipulation": 0.641,
+    "manipulation_accuracy": 0.6,
+    "probe_accuracy": 0.571,
+    "views_per_second": 4081.2,
+}
+
+
+def progress(step=100, metrics=METRICS):
+    return Progress(10, 40, step, 400, 30.0, metrics)
+
+
+def test_the_line_says_how_it_goes():
+    line = describe(progress())
+    assert line == "identity 8.15 (16 %)  manipulation 0.64 (60 %)  probe 57 %  4,081 views/s  1:30 left"
+    assert describe(progress(step=400)).endswith("done")
+
+
+def test_what_a_run_has_not_is_not_shown():
+    only = {k: v for k, v in METRICS.items() if k.startswith(("identity", "views"))}
+    assert describe(progress(metrics=only)) == "identity 8.15 (16 %)  4,081 views/s  1:30 left"
+
+
+def test_a_terminal_has_one_live_line_at_any_width():
+    for width in (60, 80, 160):
+        screen = io.StringIO()
+        with Watcher(Console(file=screen, force_terminal=True, width=width)) as watcher:
+            watcher.note("a note")
+            watcher.progress(progress())
+            height = len(watcher.console.render_lines(watcher.bar.get_renderable()))
+        assert height == 1, width
+        assert "epoch 10/40" in screen.getvalue()
+        assert "a note" in screen.getvalue()
+
+
+def test_elsewhere_lines_are_plain_and_rare():
+    out = io.StringIO()
+    with Watcher(Console(file=out, width=80)) as watcher:
+        for step in range(1, 401):
+            watcher.progress(progress(step=step))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 1, "well under ten seconds: only the end is written"
+    assert lines[0].startswith("epoch 10/40  identity 8.15")
+    assert "\x1b" not in out.getvalue()
+
+
+def test_clock():
+    assert [clock(s) for s in (5, 65, 3600, 7384.4)] == ["0:05", "1:05", "1:00:00", "2:03:04"]
