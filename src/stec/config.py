@@ -30,6 +30,7 @@ class DataConfig:
     download: bool = False  # let torchvision download CIFAR and STL-10 into root
     resident: str = "auto"  # auto: keep all images on the training device if they fit; always; never (stream)
     workers: int = 8  # processes that decode images when streaming
+    cache: str | None = None  # folder where decoded image files are kept, so that each is decoded only once
     train_images: int = 3000  # shapes only
     test_images: int = 1000  # shapes only
 

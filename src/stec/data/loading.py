@@ -13,6 +13,7 @@ import torch
 from stec.config import DataConfig
 from stec.data import shapes
 from stec.data.arrays import open_arrays
+from stec.data.cache import cached
 from stec.data.folder import open_folder
 from stec.data.pictures import ArrayPictures, Collection, FilePictures, Pictures
 from stec.data.residence import is_resident
@@ -57,9 +58,14 @@ def load(config: DataConfig, device: torch.device) -> DataSet:
     needed = sum(len(part) for part in parts) * 3 * config.size**2
     resident = is_resident(config.resident, needed, device)
     workers = min(config.workers, os.cpu_count() or 1)  # more would only stand in each other's way
+    skipped: list[str] = []
+    if config.cache is not None:
+        for i, part in enumerate(parts):
+            if isinstance(part, FilePictures):
+                parts[i], unreadable = cached(part, config.size, Path(config.cache).expanduser(), workers)
+                skipped += unreadable
     splits: list[Split] = []
     digests: list[bytes] = []
-    skipped: list[str] = []
     for part in parts:
         if resident:
             taken = take(part, config.size, device, workers)

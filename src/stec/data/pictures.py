@@ -35,12 +35,20 @@ class Pictures(Protocol):
 
 
 class ArrayPictures:
-    """Images of one shape in an array (N, H, W, 3), which may be mapped from a file."""
+    """Images of one shape in an array (N, H, W, 3), which may be mapped from a file.
 
-    def __init__(self, array: np.ndarray, labels: Tensor, size: int) -> None:
+    Args:
+        array: uint8 (N, H, W, 3)
+        labels: int64 (N,)
+        size: the side to which images are squashed.
+        sizes: (N, 2) heights and widths, where the images in the array are squashed already.
+    """
+
+    def __init__(self, array: np.ndarray, labels: Tensor, size: int, sizes: np.ndarray | None = None) -> None:
         self.array = array
         self.labels = labels
         self.size = size
+        self.sizes = sizes
 
     def __len__(self) -> int:
         return len(self.array)
@@ -49,7 +57,8 @@ class ArrayPictures:
         """The image, squashed if it has another size."""
         pixels = self.array[index]
         if pixels.shape[:2] == (self.size, self.size):
-            return Picture(pixels, self.size, self.size)
+            height, width = (self.size, self.size) if self.sizes is None else self.sizes[index].tolist()
+            return Picture(pixels, height, width)
         return squash(Image.fromarray(np.ascontiguousarray(pixels)), self.size)
 
     def name(self, index: int) -> str:
@@ -67,12 +76,13 @@ class ArrayPictures:
         """A mapped array goes to another process as the name of its file, not as gigabytes."""
         state = self.__dict__.copy()
         if isinstance(self.array, np.memmap):
-            state["array"] = self.array.filename
+            state["array"] = (self.array.filename, len(self.array))
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if isinstance(state["array"], str | os.PathLike):
-            state["array"] = np.load(state["array"], mmap_mode="r")
+        if isinstance(state["array"], tuple):
+            name, rows = state["array"]
+            state["array"] = np.load(name, mmap_mode="r")[:rows]
         self.__dict__.update(state)
 
 

@@ -137,21 +137,30 @@ def take(pictures: Pictures, size: int, device: torch.device, workers: int) -> T
     failures: list[Failure] = []
     digest = hashlib.sha256()
     filled = 0
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        ranges = (range(start, min(start + _BLOCK, total)) for start in range(0, total, _BLOCK))
-        for block in _in_order(pool, pictures, ranges, size, ahead=4 * max(1, workers)):
-            images[filled : filled + len(block.images)] = block.images.to(device)
-            digest.update(block.images.numpy().tobytes())
-            filled += len(block.images)
-            sizes.append(block.sizes)
-            kept.append(block.indices)
-            report_failures(block.failures, "left out")
-            failures.extend(block.failures)
-            check_failures(failures, total)
+    for block in read_all(pictures, size, workers):
+        images[filled : filled + len(block.images)] = block.images.to(device)
+        digest.update(block.images.numpy().tobytes())
+        filled += len(block.images)
+        sizes.append(block.sizes)
+        kept.append(block.indices)
+        failures.extend(block.failures)
     labels = pictures.labels[torch.cat(kept)]
     all_sizes = torch.cat(sizes)
     digest.update(all_sizes.numpy().tobytes() + labels.numpy().tobytes())
     return Taken(ResidentSplit(images[:filled], all_sizes, labels), tuple(f.name for f in failures), digest.digest())
+
+
+def read_all(pictures: Pictures, size: int, workers: int) -> Iterator[Block]:
+    """All images in their order, read by this many threads; unreadable ones are named and left out, if they are few."""
+    total, threads = len(pictures), max(1, workers)
+    ranges = (range(start, min(start + _BLOCK, total)) for start in range(0, total, _BLOCK))
+    failures: list[Failure] = []
+    with ThreadPoolExecutor(threads) as pool:
+        for block in _in_order(pool, pictures, ranges, size, ahead=4 * threads):
+            report_failures(block.failures, "left out")
+            failures.extend(block.failures)
+            check_failures(failures, total)
+            yield block
 
 
 def _in_order(

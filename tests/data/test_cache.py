@@ -1,0 +1,80 @@
+"""Image files kept decoded on disk."""
+
+import os
+
+import pytest
+import torch
+
+from stec.config import DataConfig
+from stec.data import decoding, load
+from stec.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def config(root, cache, resident="never"):
+    folder = None if cache is None else str(cache)
+    return DataConfig(source="folder", root=str(root), size=16, workers=1, resident=resident, cache=folder)
+
+
+def everything(data):
+    return [next(s.batches(torch.arange(len(s)), len(s), drop_last=False)) for s in (data.train, data.test)]
+
+
+def test_images_from_the_cache_are_those_of_the_files(class_folders, tmp_path):
+    plain = everything(load(config(class_folders, None), CPU))
+    for _ in range(2):  # filled, then found
+        for resident in ("never", "always"):
+            kept = everything(load(config(class_folders, tmp_path / "cache", resident), CPU))
+            for ours, theirs in zip(kept, plain, strict=True):
+                assert torch.equal(ours.images, theirs.images)
+                assert torch.equal(ours.sizes, theirs.sizes)
+                assert torch.equal(ours.labels, theirs.labels)
+    assert len({(h, w) for h, w in plain[0].sizes.tolist()}) > 1  # true sizes, not those of the squashed images
+
+
+def test_the_second_time_nothing_is_decoded(class_folders, tmp_path, monkeypatch):
+    load(config(class_folders, tmp_path / "cache"), CPU)
+
+    def refuse(*_):
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(decoding.Image, "open", refuse)
+    data = load(config(class_folders, tmp_path / "cache", "always"), CPU)
+    assert len(everything(data)[0].images) == len(data.train)
+
+
+def test_a_changed_file_makes_another_cache(class_folders, tmp_path, write_image):
+    before = load(config(class_folders, tmp_path / "cache"), CPU)
+    write_image(class_folders / "train" / "ant" / "0.png", height=31, width=33)
+    after = load(config(class_folders, tmp_path / "cache"), CPU)
+    assert [31.0, 33.0] in everything(after)[0].sizes.tolist()
+    assert [31.0, 33.0] not in everything(before)[0].sizes.tolist()
+
+
+def test_unreadable_images_are_named_each_time(tmp_path, write_image):
+    for i in range(150):
+        write_image(tmp_path / "flat" / f"{i:03d}.png")
+    (tmp_path / "flat" / "077.png").write_bytes(b"no picture")
+    for _ in range(2):
+        data = load(config(tmp_path / "flat", tmp_path / "cache"), CPU)
+        assert len(data.train) == 149
+        assert [os.path.basename(name) for name in data.skipped] == ["077.png"]
+        (batch,) = data.train.batches(torch.arange(149), 149)
+        assert batch.images.shape == (149, 3, 16, 16)
+
+
+def test_an_interrupted_cache_is_made_anew(class_folders, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("stec.data.cache.np.savez", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            load(config(class_folders, tmp_path / "cache"), CPU)
+    plain = everything(load(config(class_folders, None), CPU))
+    kept = everything(load(config(class_folders, tmp_path / "cache"), CPU))
+    assert torch.equal(kept[0].images, plain[0].images)
+
+
+def test_a_cache_that_cannot_be_written_is_one_clear_line(class_folders, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"data\.cache=.*file/cache: cannot be written"):
+        load(config(class_folders, tmp_path / "file" / "cache"), CPU)
