@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.table import Table
 
 from stec.config import Config, load, read_recipe, recipe_names, to_yaml
@@ -71,10 +72,7 @@ def pretrain(
 @app.command()
 def recipes() -> None:
     """Lists the recipes."""
-    table = _table("recipe", "what it is")
-    for name in recipe_names():
-        table.add_row(name, str(read_recipe(name).get("about", "")))
-    console.print(table)
+    _list({name: str(read_recipe(name).get("about", "")) for name in recipe_names()})
     _hint("stec pretrain RECIPE runs one; --print-config shows all its keys")
 
 
@@ -83,10 +81,7 @@ def methods() -> None:
     """Lists the methods."""
     from stec.method import METHODS
 
-    table = _table("method", "identity model", "manipulation model", "what it is")
-    for name, pairing in sorted(METHODS.items()):
-        table.add_row(name, pairing.identity, "yes" if pairing.manipulation else "no", pairing.about)
-    console.print(table)
+    _list({name: pairing.about for name, pairing in METHODS.items()})
     _hint("stec pretrain method=NAME trains with one")
 
 
@@ -98,11 +93,8 @@ def data_command(
     from stec import data
 
     if not words:
-        table = _table("data.source", "what it is")
-        for name, about in data.SOURCES.items():
-            table.add_row(name, about)
-        console.print(table)
-        _hint("stec data data.source=folder data.root=PATH checks and describes your own images")
+        _list(data.SOURCES)
+        _hint("stec data folder data.root=PATH checks and describes your own images")
         return
     import torch
 
@@ -186,6 +178,13 @@ def _recipe_and_config(words: list[str]) -> tuple[str, Config]:
         raise UserError(f"more than one recipe: {', '.join(names)}; everything else is key=value")
     recipe = names[0] if names else "default"
     return recipe, load(recipe, [word for word in words if "=" in word])
+
+
+def _list(lines: dict[str, str]) -> None:
+    """A line each, whole also in a pipe; a narrow terminal wraps it."""
+    width = max(map(len, lines))
+    for name, about in lines.items():
+        console.print(f"[bold]{name:{width}}[/bold]  {escape(about)}", highlight=False, soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:
