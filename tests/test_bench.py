@@ -3,9 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from stec import UserError
-from stec.bench import bench
+from stec.bench import _take_turns, bench
 from stec.config import load
 from stec.peers import lightly_simclr
 
@@ -21,10 +22,24 @@ def test_rates_and_their_ratios(result):
         assert row["of_ceiling"] == pytest.approx(row["end_to_end"] / row["ceiling"], rel=0.01)
         cost = row["without_manipulation"] / row["end_to_end"] - 1
         assert row["cost_of_manipulation"] == pytest.approx(cost, abs=0.01)
-        assert row["end_to_end"] < row["ceiling"]  # training does what the ceiling does, and more
-        assert row["augmentation"] > row["end_to_end"]
-        assert row["seconds_to_first_step"] > 0
+        assert min(row["augmentation"], row["seconds_to_first_step"], row["peak_memory_bytes"]) > 0
     json.dumps(result)
+
+
+def test_a_rate_is_the_median_over_turns(monkeypatch):
+    """With a clock of our own: parts take 1 and 4 ticks a call, and once, in one turn, a hundred more."""
+    now = [0.0]
+    monkeypatch.setattr("stec.bench.time.perf_counter", lambda: now[0])
+    disturbed = iter([0] * 30 + [100] + [0] * 1000)
+
+    def part(ticks):
+        def call():
+            now[0] += ticks + next(disturbed)
+
+        return call
+
+    rates = _take_turns({"quick": part(1), "slow": part(4)}, views=8, seconds=40, device=torch.device("cpu"))
+    assert rates == {"quick": 8.0, "slow": 2.0}
 
 
 def test_a_method_without_a_manipulation_model_has_no_cost_of_one():
@@ -34,8 +49,6 @@ def test_a_method_without_a_manipulation_model_has_no_cost_of_one():
 
 
 def test_lightly_beside_us():
-    import torch
-
     rates = lightly_simclr(load("default"), 16, torch.device("cpu"), seconds=0.2)
     assert rates["loader"] > 0
     assert rates["tensors"] > 0
