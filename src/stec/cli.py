@@ -144,16 +144,16 @@ def bench(
     sizes = [int(size) for size in batch.split(",")] if batch else [config.batch_size]
     result = measure(config, sizes, seconds, compare)
     about = f"{result['method']}, {result['encoder']}, {result['size']} px, {result['precision']}, {result['device']}"
-    console.print(f"{about}; views per second", highlight=False)
-    columns = ("batch", "end to end", "of ceiling", "ceiling", "augmentation", "manipulation costs")
-    table = _table(*columns, "first step", "memory")
+    console.print(f"{about}; views per second", highlight=False, soft_wrap=True)
+    columns = ("batch", "training", "ceiling", "ratio", "views alone", "psi costs", "1st step", "memory")
+    table = _table(*columns)
     for row in result["rows"]:
         cost = row["cost_of_manipulation"]
         table.add_row(
             f"{row['batch_size']:,}",
             f"{row['end_to_end']:,}",
-            f"{row['of_ceiling']:.2f}",
             f"{row['ceiling']:,}",
+            f"{row['of_ceiling']:.2f}",
             f"{row['augmentation']:,}",
             "-" if cost is None else f"{100 * cost:.1f} %",
             f"{row['seconds_to_first_step']:.1f} s",
@@ -167,6 +167,7 @@ def bench(
                 f"batch {row['batch_size']:,}: lightly with a DataLoader {rates['loader']:,} (ours is "
                 f"{ours / rates['loader']:.1f} times as fast), on ready tensors {rates['tensors']:,}",
                 highlight=False,
+                soft_wrap=True,
             )
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n")

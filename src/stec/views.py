@@ -15,7 +15,7 @@ from stec import pixels
 from stec.actions import EfferenceCopy, Glimpse
 from stec.turn import every_turn
 
-CPU_ROWS = 512  # images that a CPU works on at a time: they should fit into its cache
+CPU_PIXELS = 192 * 32 * 32  # that a CPU works on at a time: more would leave its cache, and have memory given back
 TRIES = 10  # to find a crop that fits, as in torchvision
 BLUR_SIGMA = (0.1, 2.0)  # at a side of 224 pixels, scaled with it
 
@@ -142,7 +142,8 @@ class Views(nn.Module):
         """Carries out the actions: (N, 3, H, W) images -> (N, 3, S, S) views in [0, 1]."""
         if not pixels.on_cpu(images):
             return self._render(images, glimpse)
-        rows = [slice(start, start + CPU_ROWS) for start in range(0, len(images), CPU_ROWS)]
+        step = max(1, CPU_PIXELS // self.size**2)
+        rows = [slice(start, start + step) for start in range(0, len(images), step)]
         return torch.cat([self._render(images[some], glimpse.rows(some)) for some in rows])
 
     def _render(self, images: Tensor, glimpse: Glimpse) -> Tensor:
