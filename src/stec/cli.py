@@ -44,7 +44,7 @@ def pretrain(
     force: Annotated[bool, typer.Option("--force", help="Replace the run folder if it exists.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")] = False,
 ) -> None:
-    """Trains an encoder. Without arguments: S-TEC on built-in data, in about two minutes on two CPU cores."""
+    """Trains an encoder. Without arguments: S-TEC on built-in data, in one to two minutes on two CPU cores."""
     if resume is not None and words:
         raise UserError("--resume takes the recipe and all keys from the run; leave out the other words")
     recipe, config = _recipe_and_config(words or [])
