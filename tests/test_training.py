@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -251,7 +252,7 @@ def test_every_choice_trains(train, words):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_compiled_bf16_training_on_a_gpu_follows_the_cpu(train):
-    gpu, _ = train("gpu", "device=cuda", "compile=yes")
+    gpu, _ = train("gpu", "device=cuda", "compile=always")
     cpu, _ = train("cpu", "device=cpu")
     assert gpu.metrics()[-1]["identity"] == pytest.approx(cpu.metrics()[-1]["identity"], rel=0.1)
 
@@ -269,3 +270,14 @@ def test_two_processes_make_one_run(train, tmp_path):
     alone, _ = train("alone")
     # Other batch norm statistics, other augmentations: not the same run, but as far in learning.
     assert folder.metrics()[-1]["identity"] == pytest.approx(alone.metrics()[-1]["identity"], rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler")
+def test_compiled_training_follows_eager_training(train):
+    """Other random numbers, the same course: target network, turned views and colours included."""
+    words = ("method=stec-byol", "lambda_turn=0.8", "manipulation.action=egocentric+colour", "epochs=2")
+    eager, _ = train("eager", *words, "compile=never")
+    compiled, _ = train("compiled", *words, "compile=always")
+    for name in ("identity", "manipulation", "turn"):
+        assert compiled.metrics()[0][name] == pytest.approx(eager.metrics()[0][name], rel=0.15), name

@@ -120,7 +120,7 @@ class Config:
     device: str = "auto"  # auto, cpu, cuda
     devices: int = 1  # how many
     precision: str = "auto"  # auto: bf16 on a GPU that has it, else 32; or bf16, 32
-    compile: str = "auto"  # auto: on a GPU; or yes, no
+    compile: str = "auto"  # auto: on a GPU; always; never
     log_every: int = 50  # steps between two lines of metrics.jsonl
     checkpoint_every: int = 10  # epochs between two checkpoints; the last epoch always has one
     baselines: bool = False  # also fit linear classifiers on the untrained encoder and on pixels
@@ -255,7 +255,7 @@ _CHOICES = {
     "manipulation.components": ("all", "informative"),
     "device": ("auto", "cpu", "cuda"),
     "precision": ("auto", "bf16", "32"),
-    "compile": ("auto", "yes", "no"),
+    "compile": ("auto", "always", "never"),
 }
 _ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
 _AT_LEAST = {

@@ -60,7 +60,7 @@ def lightly_simclr(config: Config, batch_size: int, device: torch.device, second
         _Pictures(config.data.size, transform), batch_size, num_workers=workers, pin_memory=device.type == "cuda"
     )
     encoder = create_encoder(config.encoder).to(device).to(memory_format=torch.channels_last)
-    if config.compile == "yes" or (config.compile == "auto" and device.type == "cuda"):
+    if config.compile == "always" or (config.compile == "auto" and device.type == "cuda"):
         encoder.compile()
     dim = int(encoder.dim)  # type: ignore[arg-type]
     head = SimCLRProjectionHead(dim, config.identity.hidden, config.identity.output).to(device)

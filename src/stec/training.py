@@ -163,7 +163,7 @@ class Loop:
         if fabric.world_size > 1 and fabric.device.type == "cuda":  # PyTorch has no synchronised batch norm for CPUs
             trainee = nn.SyncBatchNorm.convert_sync_batchnorm(trainee)
         self.act: Callable[..., ViewBatch] = views
-        if config.compile == "yes" or (config.compile == "auto" and fabric.device.type == "cuda"):
+        if config.compile == "always" or (config.compile == "auto" and fabric.device.type == "cuda"):
             for encoder in (trainee.method.encoder, *trainee.method.identity.target_encoders()):
                 encoder.compile(dynamic=False)  # small turned views are a second shape, as fixed as the first
             self.act = torch.compile(views)
