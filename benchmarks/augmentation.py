@@ -17,6 +17,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import stec
+from stec import provenance
 
 
 def ours(images, size):
@@ -105,7 +106,8 @@ def main():
         print(f"{make.__name__:15} {measured:10,.0f} views/s  ours / this = {rates['ours'] / measured:.1f}")
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({**vars(arguments), "torch": torch.__version__, "views_per_second": rates}, file, indent=2)
+            facts = {"device_name": provenance.hardware(device), "commit": provenance.commit(), **provenance.versions()}
+            json.dump({**vars(arguments), **facts, "views_per_second": rates}, file, indent=2)
 
 
 if __name__ == "__main__":

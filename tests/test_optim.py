@@ -5,6 +5,8 @@ import torch
 import torchvision
 from hypothesis import given
 from hypothesis import strategies as st
+from lightly.utils.lars import LARS as LightlyLARS
+from timm.optim import Lars
 from torch import nn
 
 from stec.networks import create_encoder, mlp, projector
@@ -74,19 +76,17 @@ def test_without_trust_it_is_sgd(trust, weight_decay):
 
 def test_lightly_agrees_where_the_decay_is_small():
     # lightly divides by |g| + wd |w|, ours (and google's) by |g + wd w|: the same to the order of wd.
-    lightly = pytest.importorskip("lightly.utils.lars")
     ours, theirs = parameters(), parameters()
     train(LARS(ours, lr=1.0, momentum=0.9, weight_decay=1e-6, trust=0.1), range(5))
-    train(lightly.LARS(theirs, lr=1.0, momentum=0.9, weight_decay=1e-6, trust_coefficient=0.1), range(5))
+    train(LightlyLARS(theirs, lr=1.0, momentum=0.9, weight_decay=1e-6, trust_coefficient=0.1), range(5))
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
 def test_timm_agrees_without_decay_when_told_to_adapt_all_the_same():
-    optim = pytest.importorskip("timm.optim")
     ours, theirs = parameters(), parameters()
     train(LARS(ours, lr=1.0, momentum=0.9, weight_decay=0.0, trust=0.1), range(5))
-    train(optim.Lars(theirs, lr=1.0, momentum=0.9, trust_coeff=0.1, eps=0.0, always_adapt=True), range(5))
+    train(Lars(theirs, lr=1.0, momentum=0.9, trust_coeff=0.1, eps=0.0, always_adapt=True), range(5))
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
@@ -265,7 +265,6 @@ def test_converted_batch_norms_are_still_norms():
 
 
 def test_groups_of_a_vision_transformer():
-    pytest.importorskip("timm")
     encoder = create_encoder("timm:test_vit")
     free = set(by_kind(parameter_groups(encoder, 0.1, 0.001))["free"])
     names = {name: id(p) in free for name, p in encoder.model.named_parameters()}

@@ -26,7 +26,8 @@ from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
 from stec.functional import masked_mean
-from stec.method import Losses, Method, build, create, fix_settings
+from stec.method import Losses, Method, build, fix_settings
+from stec.networks.encoders import create_encoder
 from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
 from stec.reporter import Nobody, Progress, Reporter
 from stec.run import RunFolder, publish
@@ -104,7 +105,7 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
         loop.resume()
     elif fabric.is_global_zero:
         folder.begin(config)
-    if classes and config.baselines:
+    if classes and config.baselines and fabric.is_global_zero:
         reporter.note("linear accuracy before training ...")
         summary |= loop.baselines()
     loop.run()
@@ -318,10 +319,9 @@ class Loop:
 
     def _fresh_encoder(self) -> nn.Module:
         """The encoder as the seed made it, also in a run that was resumed."""
-        config = self.config
-        with torch.random.fork_rng():
-            torch.manual_seed(config.seed)
-            encoder = create(config.method, config.encoder, views=self.views).encoder
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.config.seed)
+            encoder = create_encoder(self.config.encoder)  # the first thing that a method draws
         return encoder.to(self.fabric.device).to(memory_format=torch.channels_last)
 
     def _linear(self, features: Callable[..., tuple[Tensor, Tensor]]) -> float:

@@ -122,21 +122,18 @@ def test_unknown_names_are_the_users_error():
 
 
 def test_a_timm_model():
-    pytest.importorskip("timm")
     encoder = create_encoder("timm:test_vit")
     features = encoder.eval()(torch.rand(2, 3, 64, 64))  # made for 160 pixels
     assert features.shape == (2, encoder.dim) == (2, 64)
 
 
 def test_a_timm_model_with_a_wider_last_layer():
-    pytest.importorskip("timm")
     encoder = create_encoder("timm:mobilenetv3_small_050")
     features = encoder.eval()(torch.rand(2, 3, 64, 64))
     assert features.shape == (2, encoder.dim) == (2, 1024)
 
 
 def test_unknown_timm_models_are_the_users_error():
-    pytest.importorskip("timm")
     with pytest.raises(UserError, match=r"^timm has no model 'convnext_ato': did you mean 'convnext_atto'\?$"):
         create_encoder("timm:convnext_ato")
     with pytest.raises(UserError, match=r"^timm has no model '#': timm.list_models\(\) lists them$"):

@@ -46,11 +46,6 @@ class DataSet:
     skipped: tuple[str, ...]  # unreadable files that were left out
 
 
-def describe() -> list[tuple[str, str]]:
-    """Name and one line about each source."""
-    return list(SOURCES.items())
-
-
 def load(config: DataConfig, device: torch.device) -> DataSet:
     """Open a source and, if it fits, bring all its images to the device."""
     found = _open(config)

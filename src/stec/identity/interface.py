@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -20,15 +21,15 @@ class IdentityOutput(NamedTuple):
     embeddings: Tensor | None = None  # (2B, E) of this process, where similarity is measured; shown to spot a collapse
 
 
-class Identity(nn.Module):
+class Identity(nn.Module, ABC):
     """An identity model: built from the encoder it serves, it turns features of view pairs into a loss."""
 
     def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
         super().__init__()
 
+    @abstractmethod
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """Features (2B, D) of the batch's views, first and second -> loss and accuracy."""
-        raise NotImplementedError
 
     def target_encoders(self) -> list[nn.Module]:
         """Copies of the encoder that this model runs itself, to be compiled like the encoder."""
