@@ -10,7 +10,6 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,9 +22,11 @@ from stec.config import Config
 from stec.data import DataSet, ResidentSplit
 from stec.errors import UserError
 from stec.method import METHODS, build
+from stec.networks.encoders import create_encoder
+from stec.replay import WARM_UP, Replay
 from stec.reporter import Nobody
 from stec.run import RunFolder
-from stec.training import Loop, Trainee, make_fabric
+from stec.training import Loop, Trainee, compiles, make_fabric
 
 CLASSES = 10  # of the random labels
 
@@ -82,11 +83,10 @@ def _measure(config: Config, fabric: Any, seconds: float) -> dict[str, Any]:
         other = _loop(plain, fabric, split)
         parts["without_manipulation"] = lambda: other.train(batch)
 
-    # The encoder of `main` once more, as it is trained there: compiled, in the same precision and layout.
-    encoder = main.trainee.method.encoder
-    views = main.act(batch.images, batch.sizes).images.contiguous(memory_format=torch.channels_last)
-    parts["ceiling"] = lambda: _forward_backward(encoder, views, fabric)
-    parts["augmentation"] = lambda: main.act(batch.images, batch.sizes)
+    ceiling, act = _encoder_alone(config, fabric), _recorded(lambda *b: (main.act(*b).images,), config, device)
+    views = main.act(batch.images, batch.sizes).images
+    parts["ceiling"] = lambda: ceiling(views)
+    parts["augmentation"] = lambda: act(batch.images, batch.sizes)
 
     rates = _take_turns(parts, 2 * config.batch_size, seconds, device)
     memory = provenance.peak_memory_bytes(device)
@@ -128,12 +128,24 @@ def _without_manipulation(config: Config) -> Config | None:
     return dataclasses.replace(config, method=alone)
 
 
-def _forward_backward(encoder: torch.nn.Module, views: Tensor, fabric: Any) -> None:
-    with fabric.autocast() if fabric.device.type == "cuda" else nullcontext():
-        features = encoder(views)
-    features.float().sum().backward()
-    for parameter in encoder.parameters():
-        parameter.grad = None
+def _encoder_alone(config: Config, fabric: Any) -> Callable[..., Any]:
+    """Forward and backward pass of the encoder, as it is trained: compiled, recorded, in that precision and layout."""
+    encoder = create_encoder(config.encoder).to(fabric.device).to(memory_format=torch.channels_last)
+    if compiles(config, fabric.device):
+        encoder.compile(dynamic=False)
+
+    def forward_backward(views: Tensor) -> tuple[Tensor, ...]:
+        with fabric.autocast():
+            features = encoder(views)
+        features.float().sum().backward()
+        encoder.zero_grad()
+        return ()
+
+    return _recorded(forward_backward, config, fabric.device)
+
+
+def _recorded(function: Callable[..., Any], config: Config, device: torch.device) -> Callable[..., Any]:
+    return Replay(function) if device.type == "cuda" and compiles(config, device) else function
 
 
 def _take_turns(
@@ -143,7 +155,7 @@ def _take_turns(
     times: dict[str, list[float]] = {name: [] for name in parts}
     calls = {}
     for name, part in parts.items():
-        for _ in range(3):
+        for _ in range(WARM_UP + 1):
             part()
         calls[name] = max(1, round(seconds / turns / max(1e-9, _time(part, 2, device))))
     for _ in range(turns):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -95,9 +96,14 @@ def _contrast(z: Tensor, candidates: Tensor, temperature: float, alpha: float, b
     loss, hits = z.new_zeros(()), z.new_zeros(())
     for start in range(0, views, block):
         rows = (z, candidates, start, min(start + block, views), temperature, alpha)
-        part = _contrast_rows(*rows) if block >= views else checkpoint(_contrast_rows, *rows, use_reentrant=False)
+        part = _contrast_rows(*rows) if block >= views else _again(_contrast_rows, *rows)
         loss, hits = loss + part[0], hits + part[1]
     return Contrast(2 * loss / views, hits / views)
+
+
+def _again(function: Callable[..., tuple[Tensor, Tensor]], *arguments: Any) -> tuple[Tensor, Tensor]:
+    """The function's value; what its gradient needs is computed again in the backward pass instead of being kept."""
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def _block(rows: int, columns: int) -> int:
@@ -153,7 +159,7 @@ def info_nce(
         loss, hits = q.new_zeros(()), q.new_zeros(())
         for some in zip(q.split(block), k.split(block), strict=True):
             rows = (*some, n, temperature)
-            part = _query_rows(*rows) if block >= len(q) else checkpoint(_query_rows, *rows, use_reentrant=False)
+            part = _query_rows(*rows) if block >= len(q) else _again(_query_rows, *rows)
             loss, hits = loss + part[0], hits + part[1]
     return Contrast(loss / len(q), hits / len(q))
 

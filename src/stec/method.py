@@ -131,7 +131,7 @@ class Method(nn.Module):
             embeddings.detach(),
         )
 
-    def after_step(self, progress: float) -> None:
+    def after_step(self, progress: Tensor | float) -> None:
         """To be called after every optimizer step with the share of training done, from 0 to 1."""
         self.identity.after_step(progress)
 

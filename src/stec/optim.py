@@ -32,7 +32,7 @@ class LARS(torch.optim.Optimizer):
 
     Args:
         params: Tensors, or groups with any of the keys below.
-        lr: Learning rate; may be changed before every step.
+        lr: Learning rate; may be changed before every step. A tensor stays on its device.
         momentum: Decay of the buffer v.
         weight_decay: L2 penalty.
         trust: Trust coefficient; 0 or None makes a group plain SGD with momentum.
@@ -47,12 +47,12 @@ class LARS(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float,
+        lr: float | Tensor,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         trust: float | None = 0.001,
     ) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("trust", trust or 0.0)):
+        for name, value in (("lr", float(lr)), ("weight_decay", weight_decay), ("trust", trust or 0.0)):
             if value < 0:
                 raise ValueError(f"{name}={value}: must be at least 0")
         if not 0 <= momentum < 1:
@@ -87,7 +87,7 @@ class LARS(torch.optim.Optimizer):
         buffers = [self._buffer(w) for w in weights]  # v
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, directions)
-        torch._foreach_add_(weights, buffers, alpha=-group["lr"])
+        torch._foreach_sub_(weights, torch._foreach_mul(buffers, group["lr"]))
 
     def _buffer(self, weight: Tensor) -> Tensor:
         state = self.state[weight]

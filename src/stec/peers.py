@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from stec.config import Config
 from stec.errors import UserError
 from stec.networks.encoders import create_encoder
+from stec.training import compiles
 
 WARM_UP = 3  # steps that are not counted
 
@@ -60,7 +61,7 @@ def lightly_simclr(config: Config, batch_size: int, device: torch.device, second
         _Pictures(config.data.size, transform), batch_size, num_workers=workers, pin_memory=device.type == "cuda"
     )
     encoder = create_encoder(config.encoder).to(device).to(memory_format=torch.channels_last)
-    if config.compile == "always" or (config.compile == "auto" and device.type == "cuda"):
+    if compiles(config, device):
         encoder.compile()
     dim = int(encoder.dim)  # type: ignore[arg-type]
     head = SimCLRProjectionHead(dim, config.identity.hidden, config.identity.output).to(device)

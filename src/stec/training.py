@@ -29,6 +29,7 @@ from stec.functional import masked_mean
 from stec.method import Losses, Method, build, fix_settings
 from stec.networks.encoders import create_encoder
 from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
+from stec.replay import Replay
 from stec.reporter import Nobody, Progress, Reporter
 from stec.run import RunFolder, publish
 from stec.views import ViewBatch, Views
@@ -131,6 +132,19 @@ def make_fabric(config: Config) -> Fabric:
     return fabric
 
 
+def compiles(config: Config, device: torch.device) -> bool:
+    """Whether a run is compiled on that device."""
+    return config.compile == "always" or (config.compile == "auto" and device.type == "cuda")
+
+
+def compile_networks(trainee: Trainee, processes: int) -> None:
+    """Compiles all that is trained as one; of several processes only the encoders, as the losses exchange rows."""
+    method = trainee.method
+    alone = [trainee] if processes == 1 else [method.encoder, *method.identity.target_encoders()]
+    for network in alone:
+        network.compile(dynamic=False)  # small turned views are a second shape, as fixed as the first
+
+
 def _note_data(dataset: DataSet, classes: int, reporter: Reporter) -> None:
     test = f", {len(dataset.test):,} to test" if dataset.test is not None else ""
     labels = f"{classes} classes" if classes else "no labels, so no probe"
@@ -160,14 +174,20 @@ class Loop:
         plain = [trainee.probe] if trainee.probe is not None else []
         settings = config.optimizer
         groups = parameter_groups(trainee, settings.weight_decay, settings.trust, plain)
-        optimizer = LARS(groups, lr=self.rate, momentum=settings.momentum)
+        # Rate and progress change from step to step on the device: the host never waits, and a step can be replayed.
+        self.rate_now = torch.zeros((), device=fabric.device)
+        self.progress = torch.zeros((), dtype=torch.float64, device=fabric.device)
+        optimizer = LARS(groups, lr=self.rate_now, momentum=settings.momentum)
         if fabric.world_size > 1 and fabric.device.type == "cuda":  # PyTorch has no synchronised batch norm for CPUs
             trainee = nn.SyncBatchNorm.convert_sync_batchnorm(trainee)
-        self.act: Callable[..., ViewBatch] = views
-        if config.compile == "always" or (config.compile == "auto" and fabric.device.type == "cuda"):
-            for encoder in (trainee.method.encoder, *trainee.method.identity.target_encoders()):
-                encoder.compile(dynamic=False)  # small turned views are a second shape, as fixed as the first
-            self.act = torch.compile(views)
+        self.act: Callable[[Tensor, Tensor], ViewBatch] = lambda images, sizes: views(images, sizes).channels_last()
+        self.step_on_device: Callable[..., tuple[Tensor, ...]] = self._step
+        if compiles(config, fabric.device):
+            torch.backends.cudnn.benchmark = True  # of convolutions, too, the fastest kernels are picked by trying
+            compile_networks(trainee, fabric.world_size)
+            self.act = torch.compile(self.act, dynamic=False)
+            if fabric.device.type == "cuda" and fabric.world_size == 1:
+                self.step_on_device = Replay(self._step)
         self.model, self.optimizer = fabric.setup(trainee, optimizer)
         self.steps_per_epoch = len(dataset.train) // config.batch_size
         self.steps = self.steps_per_epoch * config.epochs
@@ -207,16 +227,20 @@ class Loop:
 
     def train(self, batch: data.Batch) -> None:
         """One step."""
-        views = self.act(batch.images, batch.sizes).channels_last()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._rate()
-        loss, metrics, *self.shown = self.model(views, batch.labels)
+        self.rate_now.fill_(self._rate())
+        self.step += 1
+        self.progress.fill_(self.step / self.steps)
+        metrics, *self.shown = self.step_on_device(batch.images, batch.sizes, batch.labels)
+        self.pending.append(metrics.clone())
+
+    def _step(self, images: Tensor, sizes: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """All that the device does in a step: the METRICS, features and embeddings."""
+        loss, *shown = self.model(self.act(images, sizes), labels)
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
         self.optimizer.step()
-        self.step += 1
-        self.trainee.method.after_step(self.step / self.steps)
-        self.pending.append(metrics)
+        self.trainee.method.after_step(self.progress)
+        return tuple(shown)
 
     def _rate(self) -> float:
         return self.rate * warmup_cosine(self.step, self.steps, self.warmup)
@@ -303,6 +327,8 @@ class Loop:
             raise UserError(f"{self.folder.checkpoint} cannot be read: {str(error).splitlines()[0]}") from None
         if state["data_fingerprint"] != self.dataset.fingerprint:
             raise UserError(f"the data changed since {self.folder.checkpoint} was written; start a new run")
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate_now  # loading has put another tensor in its place
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
         self.folder.forget_metrics_after(self.step)
         self.reporter.note(f"resumed at epoch {self.epoch} of {self.config.epochs}")

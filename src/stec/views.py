@@ -31,7 +31,7 @@ class ViewBatch(NamedTuple):
         """The same, in the memory layout that convolutions on a GPU prefer."""
         images = self.images.contiguous(memory_format=torch.channels_last)
         turned = None if self.turned is None else self.turned.contiguous(memory_format=torch.channels_last)
-        return self._replace(images=images, turned=turned)
+        return ViewBatch(images, self.copy, turned)
 
     @property
     def first(self) -> Tensor:

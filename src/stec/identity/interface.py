@@ -35,7 +35,7 @@ class Identity(nn.Module, ABC):
         """Copies of the encoder that this model runs itself, to be compiled like the encoder."""
         return []
 
-    def after_step(self, progress: float) -> None:
+    def after_step(self, progress: Tensor | float) -> None:
         """Called after every optimizer step with the share of training done; moving averages are updated here."""
 
 
@@ -53,6 +53,6 @@ class TargetIdentity(Identity):
         """The target's encoder."""
         return [self.target.encoder]
 
-    def after_step(self, progress: float) -> None:
+    def after_step(self, progress: Tensor | float) -> None:
         """The target follows, ever more slowly."""
         self.target.update(rising_decay(self.ema, progress))

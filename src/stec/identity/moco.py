@@ -44,7 +44,7 @@ class MoCo(TargetIdentity):
         accuracy = (forwards.accuracy + backwards.accuracy) / 2
         return IdentityOutput(forwards.loss + backwards.loss, accuracy, projections)
 
-    def after_step(self, progress: float) -> None:
+    def after_step(self, progress: Tensor | float) -> None:
         """The target follows, and the keys of this step take the place of the oldest ones."""
         super().after_step(progress)
         if self._waiting is not None:

@@ -24,6 +24,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet, conv1x1
 
@@ -53,7 +54,7 @@ class ResNetEncoder(ResNet):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (B, D) of images (B, 3, H, W)."""
-        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        x = self.maxpool(self.relu(self.bn1(_first_convolution(self.conv1, images))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return torch.flatten(self.avgpool(x), 1)
 
@@ -152,6 +153,14 @@ def create_encoder(name: str) -> nn.Module:
 def list_encoders() -> list[str]:
     """The names that `create_encoder` knows besides `timm:NAME`."""
     return sorted(_ENCODERS)
+
+
+def _first_convolution(conv: nn.Conv2d, images: Tensor) -> Tensor:
+    """`conv(images)`. On a GPU with empty channels: its fast kernels for channels-last images want eight or more."""
+    if not images.is_cuda:
+        return conv(images)
+    empty = (0, 0, 0, 0, 0, -images.shape[1] % 8)
+    return F.conv2d(F.pad(images, empty), F.pad(conv.weight, empty), None, conv.stride, conv.padding)
 
 
 def _initialise(conv: nn.Conv2d) -> None:

@@ -37,14 +37,16 @@ class Target(nn.Module):
         return self.projector(self.encoder(images))
 
     @torch.no_grad()
-    def update(self, decay: float) -> None:
+    def update(self, decay: Tensor | float) -> None:
         """w~ = decay w~ + (1 - decay) w, for all weights and running statistics; counters are copied.
 
         Nothing here waits for the device.
         """
+        share = (1 - decay).float() if isinstance(decay, Tensor) else 1 - decay
         averaged, counters = _tensors(self.encoder, self.projector)
         online_averaged, online_counters = _tensors(*self._online)
-        torch._foreach_lerp_(averaged, online_averaged, 1 - decay)
+        way = torch._foreach_sub(online_averaged, averaged)
+        torch._foreach_add_(averaged, torch._foreach_mul(way, share))
         if counters:
             torch._foreach_copy_(counters, online_counters)
 
@@ -55,11 +57,11 @@ def _tensors(*networks: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     return [t for t in tensors if t.is_floating_point()], [t for t in tensors if not t.is_floating_point()]
 
 
-def rising_decay(initial: float, progress: float) -> float:
-    """BYOL's schedule: from `initial` to 1 along half a cosine.
+def rising_decay(initial: float, progress: Tensor | float) -> Tensor:
+    """BYOL's schedule: from `initial` to 1 along half a cosine. (), float64
 
     Args:
         initial: the decay at the beginning of training.
-        progress: share of training done, from 0 to 1.
+        progress: share of training done, from 0 to 1; as a tensor, the decay is on its device.
     """
-    return 1 - (1 - initial) * (1 + math.cos(math.pi * progress)) / 2
+    return 1 - (1 - initial) * (1 + torch.cos(math.pi * torch.as_tensor(progress, dtype=torch.float64))) / 2

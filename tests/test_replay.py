@@ -1,0 +1,55 @@
+"""Recorded steps do what launched ones do: random numbers, rates, moving averages and queues included."""
+
+import pytest
+import torch
+
+from stec import config
+from stec.bench import _loop, _random_split
+from stec.replay import WARM_UP, Replay
+from stec.training import make_fabric
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def test_a_recorded_function_reads_its_arguments_and_draws_anew():
+    scale = torch.ones((), device="cuda")
+    replay = Replay(lambda x: (x * scale, torch.rand(4, device="cuda")))
+    seen = []
+    for call in range(2 * WARM_UP):
+        scale.fill_(call)
+        product, drawn = replay(torch.full((2,), 3.0, device="cuda"))
+        assert product.tolist() == [3.0 * call] * 2
+        seen.append(tuple(drawn.tolist()))
+    assert len(set(seen)) == len(seen)
+
+
+def test_recorded_random_numbers_are_those_of_launched_calls():
+    replay = Replay(lambda x: (x + torch.rand(1000, device="cuda"),))
+    zero = torch.zeros(1000, device="cuda")
+    torch.manual_seed(1)
+    recorded = [replay(zero)[0].clone() for _ in range(2 * WARM_UP)]
+    torch.manual_seed(1)
+    launched = [torch.rand(1000, device="cuda") for _ in range(2 * WARM_UP)]
+    assert all(torch.equal(a, b) for a, b in zip(recorded, launched, strict=True))
+    torch.manual_seed(1)
+    assert torch.equal(replay(zero)[0], launched[0])
+
+
+@pytest.mark.parametrize("method", ["stec", "stec-moco", "stec-byol", "e-simclr"])
+def test_training_by_replay_is_training(method):
+    words = [f"method={method}", "batch_size=64", "epochs=10", "device=cuda", "identity.queue=256"]
+    settings = config.load("default", words)
+    fabric = make_fabric(settings)
+    split = _random_split(settings, fabric.device)
+    metrics = []
+    for replayed in (True, False):
+        torch.manual_seed(0)
+        loop = _loop(settings, fabric, split)
+        if not replayed:
+            loop.step_on_device = loop._step
+        torch.manual_seed(0)
+        for batch in 5 * list(split.batches(torch.arange(128), 64)):
+            loop.train(batch)
+        metrics.append(torch.stack(loop.pending))
+    assert len(metrics[0]) == 10
+    torch.testing.assert_close(*metrics, rtol=0.02, atol=0.02)
