@@ -56,7 +56,7 @@ def test_single_colour_operations(operation: int) -> None:
     order = torch.arange(4).repeat(len(x), 1)
     expected = torch.stack([ADJUST[operation](i, a) for i, a in zip(x, colour[:, operation].tolist(), strict=True)])
     assert difference(expected, x) > 0.5  # it does something
-    assert difference(pixels.colour_jitter(x, colour, order), expected) < 5e-6
+    assert difference(pixels.recolour(x, colour, order), expected) < 5e-6
 
 
 def test_hue_at_the_ends_of_its_range() -> None:
@@ -70,21 +70,21 @@ def test_colour_jitter_in_every_order() -> None:
     x, order = images(240, seed=5), orders.repeat(10, 1)
     colour = random_colour(240)
     expected = jitter_by_torchvision(x, colour, order)
-    assert difference(pixels.colour_jitter(x, colour, order), expected) < 1e-4
+    assert difference(pixels.recolour(x, colour, order), expected) < 1e-4
     # The order matters: reversing it gives something else.
-    assert difference(pixels.colour_jitter(x, colour, order.flip(1)), expected) > 0.1
+    assert difference(pixels.recolour(x, colour, order.flip(1)), expected) > 0.1
 
 
 def test_neutral_jitter_changes_nothing() -> None:
     x = images(24)
     order = torch.tensor(list(itertools.permutations(range(4))))
-    assert torch.equal(pixels.colour_jitter(x, torch.tensor([[1.0, 1, 1, 0]]).repeat(24, 1), order), x)
+    assert torch.equal(pixels.recolour(x, torch.tensor([[1.0, 1, 1, 0]]).repeat(24, 1), order), x)
 
 
 def test_colours_stay_between_0_and_1() -> None:
     x = images(240, seed=6)
     order = torch.rand(240, 4).argsort(dim=1)
-    result = pixels.colour_jitter(x, random_colour(240), order)
+    result = pixels.recolour(x, random_colour(240), order)
     assert result.min() >= 0
     assert result.max() <= 1
 
@@ -158,9 +158,7 @@ def test_a_fractional_crop_slides_smoothly() -> None:
 
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "crop": lambda x: pixels.crop_and_resize(x, torch.tensor([[2.0, 3, 9, 8]] * 6), torch.arange(6) % 2 == 0, 12),
-    "jitter": lambda x: pixels.colour_jitter(
-        x, torch.tensor([[0.7, 1.3, 0.6, 0.1]] * 6), torch.tensor([[3, 1, 0, 2]] * 6)
-    ),
+    "jitter": lambda x: pixels.recolour(x, torch.tensor([[0.7, 1.3, 0.6, 0.1]] * 6), torch.tensor([[3, 1, 0, 2]] * 6)),
     "hue": lambda x: pixels.shift_hue(x, torch.full((6,), 0.1)),
     "grey": pixels.to_grey,
     "blur": lambda x: pixels.gaussian_blur(x, torch.full((6,), 0.8), 3),
@@ -205,6 +203,18 @@ def test_colour_jitter_gives_the_same_on_both_paths(monkeypatch: pytest.MonkeyPa
     x, order = images(48, seed=4), torch.tensor(list(itertools.permutations(range(4)))).repeat(2, 1)
     colour = random_colour(48)
     colour[::5] = torch.tensor([1.0, 1, 1, 0])  # some are not jittered
-    on_cpu = pixels.colour_jitter(x, colour, order)
+    grey = torch.arange(48) % 7 == 0
+    on_cpu = pixels.recolour(x, colour, order, grey)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert difference(pixels.colour_jitter(x, colour, order), on_cpu) < TIGHT
+    elsewhere = pixels.recolour(x, colour, order, grey)
+    assert difference(elsewhere, on_cpu) < TIGHT
+    expected = jitter_by_torchvision(x, colour, order)
+    expected[grey] = V.rgb_to_grayscale(expected[grey], num_output_channels=3)
+    assert difference(elsewhere, expected) < 1e-4
+
+
+def test_integers_are_parts_of_255() -> None:
+    bytes_ = (255 * images(8)).to(torch.uint8)
+    crop, mirrored = torch.tensor([[2.0, 3, 9, 8]] * 8), torch.arange(8) % 2 == 0
+    floats = pixels.crop_and_resize(bytes_.float() / 255, crop, mirrored, 12)
+    assert difference(pixels.crop_and_resize(bytes_, crop, mirrored, 12), floats) < TIGHT

@@ -226,7 +226,8 @@ def test_bytes_and_floats_give_the_same_views() -> None:
     glimpse = EVERYTHING.sample(sizes(32, 32, 64))
     from_bytes, from_floats = (EVERYTHING.render(x, glimpse) for x in (images, images.float() / 255))
     assert from_bytes.dtype == torch.float32
-    assert torch.equal(from_bytes, from_floats)
+    at_threshold = glimpse.solarized[:, None, None, None] & ((from_floats - 0.5).abs() < 1e-4)
+    assert ((from_bytes - from_floats).abs() * ~at_threshold).max() < 1e-5
 
 
 def test_views_stay_between_0_and_1_and_leave_the_images_alone() -> None:

@@ -18,6 +18,7 @@ from stec.networks.encoders import create_encoder
 from stec.training import compiles
 
 WARM_UP = 3  # steps that are not counted
+PREFETCH = 2  # batches that a worker keeps ready
 
 
 class _Pictures(Dataset[Any]):
@@ -58,7 +59,11 @@ def lightly_simclr(config: Config, batch_size: int, device: torch.device, second
     )
     workers = os.cpu_count() or 1
     loader: DataLoader[Any] = DataLoader(
-        _Pictures(config.data.size, transform), batch_size, num_workers=workers, pin_memory=device.type == "cuda"
+        _Pictures(config.data.size, transform),
+        batch_size,
+        num_workers=workers,
+        prefetch_factor=PREFETCH,
+        pin_memory=device.type == "cuda",
     )
     encoder = create_encoder(config.encoder).to(device).to(memory_format=torch.channels_last)
     if compiles(config, device):
@@ -84,6 +89,9 @@ def lightly_simclr(config: Config, batch_size: int, device: torch.device, second
         last[:] = next(batches)
         step(*last)
 
+    step(*(view.to(device) for view in next(batches)))  # compiles
+    for _ in range(workers * PREFETCH):  # made meanwhile
+        next(batches)
     rates = {"loader": _rate(from_loader, batch_size, device, seconds)}
     first, second = (view.to(device) for view in last)
     rates["tensors"] = _rate(lambda: step(first, second), batch_size, device, seconds)

@@ -7,11 +7,15 @@ All are plain tensor arithmetic: no loop over images, no host synchronisation on
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 GREY = (0.2989, 0.587, 0.114)  # how much red, green and blue count
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the operations that an order names
+
+Planes: TypeAlias = tuple[Tensor, ...]  # red, green and blue, (B, H, W) each
 
 
 def crop_and_resize(images: Tensor, crop: Tensor, mirrored: Tensor, size: int) -> Tensor:
@@ -21,7 +25,7 @@ def crop_and_resize(images: Tensor, crop: Tensor, mirrored: Tensor, size: int) -
     the rectangle have no weight, exactly as if it had been cut out first.
 
     Args:
-        images: (B, C, H, W) float.
+        images: (B, C, H, W), float, or uint8, which are taken as parts of 255.
         crop: (B, 4) top, left, height, width in pixels of `images`; need not be whole numbers.
         mirrored: (B,) bool.
         size: side of the result.
@@ -33,8 +37,11 @@ def crop_and_resize(images: Tensor, crop: Tensor, mirrored: Tensor, size: int) -
     b, channels, h, w = images.shape
     rows = _resampling(top, height, torch.zeros_like(mirrored), h, size)  # (B, size, H)
     columns = _resampling(left, width, mirrored, w, size)  # (B, size, W)
-    narrow = images.reshape(b, channels * h, w).bmm(columns.mT).view(b, channels, h, size)
-    return rows.unsqueeze(1) @ narrow
+    if images.dtype == torch.uint8:
+        images, columns = images.float(), columns / 255
+    # Channels go inside of rows: then either product is one matrix product per image.
+    narrow = images.transpose(1, 2).reshape(b, h * channels, w).bmm(columns.mT)  # (B, H C, size)
+    return rows.bmm(narrow.view(b, h, channels * size)).view(b, size, channels, size).transpose(1, 2)
 
 
 def _resampling(start: Tensor, length: Tensor, backwards: Tensor, source: int, size: int) -> Tensor:
@@ -53,66 +60,106 @@ def _resampling(start: Tensor, length: Tensor, backwards: Tensor, source: int, s
 
 def to_grey(images: Tensor) -> Tensor:
     """(B, 3, H, W) -> (B, 1, H, W)"""
-    red, green, blue = images.unbind(1)
-    return (GREY[0] * red + GREY[1] * green + GREY[2] * blue).unsqueeze(1)
+    return _grey(*images.unbind(1)).unsqueeze(1)
 
 
-def colour_jitter(images: Tensor, colour: Tensor, order: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue, in an order of its own for every image.
+def recolour(images: Tensor, colour: Tensor, order: Tensor, grey: Tensor | None = None) -> Tensor:
+    """Brightness, contrast, saturation and hue, in an order of its own for every image; then some lose all colour.
 
     Args:
         images: (B, 3, H, W)
         colour: (B, 4) the factors of brightness, contrast and saturation, and the hue offset in turns.
         order: (B, 4) a permutation of 0 (brightness), 1 (contrast), 2 (saturation), 3 (hue).
+        grey: (B,) bool, which images lose their colour; none if left out.
     """
     if not on_cpu(images):
-        return _jitter(images, colour, order, hue_slot=None)
+        return _recolour_all(images, colour, order, grey)
     # Hue costs more than the rest together: on a CPU, images that have it in the same place go together.
     changed = (colour[:, :3] != 1).any(dim=1) | (colour[:, 3] != 0)
-    place = torch.where(changed, (order == 3).int().argmax(dim=1), -1)
+    place = torch.where(changed, (order == HUE).int().argmax(dim=1), -1)
     result = images.clone()
-    for slot in range(4):
-        rows = (place == slot).nonzero().squeeze(1)
-        result[rows] = _jitter(images[rows], colour[rows], order[rows], slot)
+    for hue_slot in range(4):
+        rows = (place == hue_slot).nonzero().squeeze(1)
+        planes: Planes = images[rows].unbind(1)
+        for slot in range(4):
+            operation, amount = _operation(colour[rows], order[rows], slot)
+            planes = _turn_hue(planes, amount) if slot == hue_slot else _blend(planes, amount, operation)
+        result[rows] = torch.stack(planes, dim=1)
+    if grey is not None:
+        rows = grey.nonzero().squeeze(1)
+        result[rows] = to_grey(result[rows]).expand(-1, 3, -1, -1)
     return result
 
 
-def _jitter(images: Tensor, colour: Tensor, order: Tensor, hue_slot: int | None) -> Tensor:
-    """The four operations; `hue_slot` says where hue comes if that is the same for all."""
+def _recolour_all(images: Tensor, colour: Tensor, order: Tensor, grey: Tensor | None) -> Tensor:
+    """All operations on all images. Pixels need to know of each other once, for the mean grey that contrast keeps:
+
+    compiled, one kernel finds it and another does all the rest.
+    """
+    planes: Planes = images.unbind(1)
+    before, contrast = planes, (order == CONTRAST).int().argmax(dim=1)
+    black = torch.zeros_like(contrast, dtype=images.dtype)
+    for slot in range(3):  # what comes before contrast
+        after = _operate(before, colour, order, slot, black)
+        before = _choose(slot < contrast, after, before)
+    mean = _grey(*before).mean(dim=(-2, -1))
     for slot in range(4):
-        operation = order[:, slot]
-        amount = colour.gather(1, operation[:, None]).squeeze(1)
-        if hue_slot is None:
-            blended, is_hue = _blend(images, amount, operation), (operation == 3)[:, None, None, None]
-            images = torch.where(is_hue, shift_hue(images, amount), blended)
-        else:
-            images = shift_hue(images, amount) if slot == hue_slot else _blend(images, amount, operation)
-    return images
+        planes = _operate(planes, colour, order, slot, mean)
+    if grey is not None:
+        planes = _choose(grey, (_grey(*planes),) * 3, planes)
+    return torch.stack(planes, dim=1)
 
 
-def _blend(images: Tensor, factor: Tensor, operation: Tensor) -> Tensor:
+def _operation(colour: Tensor, order: Tensor, slot: int) -> tuple[Tensor, Tensor]:
+    """Which operation an image has in that slot, and how much of it. (B, 1, 1) each"""
+    operation = order[:, slot, None]
+    return operation[:, :, None], colour.gather(1, operation)[:, :, None]
+
+
+def _operate(planes: Planes, colour: Tensor, order: Tensor, slot: int, mean: Tensor) -> Planes:
+    """Whichever operation an image has in that slot."""
+    operation, amount = _operation(colour, order, slot)
+    return _choose(operation == HUE, _turn_hue(planes, amount), _blend(planes, amount, operation, mean[:, None, None]))
+
+
+def _choose(mask: Tensor, chosen: Planes, otherwise: Planes) -> Planes:
+    mask = mask.view(-1, 1, 1)
+    red, green, blue = (torch.where(mask, a, b) for a, b in zip(chosen, otherwise, strict=True))
+    return red, green, blue
+
+
+def _grey(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
+    return GREY[0] * red + GREY[1] * green + GREY[2] * blue
+
+
+def _blend(planes: Planes, factor: Tensor, operation: Tensor, mean: Tensor | None = None) -> Planes:
     """Scales the distance to black (brightness), to the image's mean grey (contrast), to the pixel's (saturation)."""
-    grey = to_grey(images)
-    operation, factor = operation[:, None, None, None], factor[:, None, None, None]
-    anchor = torch.where(operation == 1, grey.mean(dim=(-2, -1), keepdim=True), grey)
-    anchor = anchor * ((1 - factor) * (operation != 0))
-    return torch.addcmul(anchor, images, factor).clamp_(0, 1)
+    grey = _grey(*planes)
+    mean = grey.mean(dim=(-2, -1), keepdim=True) if mean is None else mean
+    anchor = torch.where(operation == CONTRAST, mean, grey) * ((1 - factor) * (operation != BRIGHTNESS))
+    red, green, blue = (torch.addcmul(anchor, plane, factor).clamp_(0, 1) for plane in planes)
+    return red, green, blue
 
 
 def shift_hue(images: Tensor, offset: Tensor) -> Tensor:
-    """Adds to the hue in HSV space, modulo one turn."""
-    red, green, blue = images.unbind(1)
+    """Adds to the hue in HSV space, modulo one turn. (B, 3, H, W), (B,) -> (B, 3, H, W)"""
+    return torch.stack(_turn_hue(images.unbind(1), offset[:, None, None]), dim=1)
+
+
+def _turn_hue(planes: Planes, offset: Tensor) -> Planes:
+    red, green, blue = planes
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
     is_red, is_green = value == red, value == green
     difference = torch.where(is_red, green - blue, torch.where(is_green, blue - red, red - green))
     sector = torch.where(is_red, 0.0, torch.where(is_green, 2.0, 4.0))
-    hue = difference / chroma.clamp(min=1e-12) + sector + 6 * offset[:, None, None]  # in sixths of a turn
+    hue = difference / chroma.clamp(min=1e-12) + sector + 6 * offset  # in sixths of a turn
     hue = hue - 6 * (hue / 6).floor()  # from 0 to 6
 
     # How far each channel is from its peak, where it is on a plateau two sixths wide.
-    below = [2 - (hue - 3).abs(), (hue - 2).abs() - 1, (hue - 4).abs() - 1]
-    return torch.stack([torch.addcmul(value, chroma, b.clamp_(0, 1), value=-1) for b in below], dim=1)
+    below = (2 - (hue - 3).abs(), (hue - 2).abs() - 1, (hue - 4).abs() - 1)
+    red, green, blue = (torch.addcmul(value, chroma, b.clamp_(0, 1), value=-1) for b in below)
+    return red, green, blue
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:

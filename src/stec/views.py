@@ -148,10 +148,8 @@ class Views(nn.Module):
 
     def _render(self, images: Tensor, glimpse: Glimpse) -> Tensor:
         views = self._look(images, glimpse.crop, glimpse.source, glimpse.mirrored)
-        if self.jitter_probability > 0:
-            views = pixels.colour_jitter(views, glimpse.colour, glimpse.order)
-        if self.grey > 0:
-            views = pixels.apply_where(glimpse.grey, lambda x: pixels.to_grey(x).expand_as(x), views)
+        if self.jitter_probability > 0 or self.grey > 0:
+            views = pixels.recolour(views, glimpse.colour, glimpse.order, glimpse.grey)
         if self.blur > 0:
             blurred = glimpse.blur > 0
             views = pixels.apply_where(
@@ -169,11 +167,10 @@ class Views(nn.Module):
         return self._look(images, crop, sizes, torch.zeros(len(images), dtype=torch.bool, device=images.device))
 
     def _look(self, images: Tensor, crop: Tensor, source: Tensor, mirrored: Tensor) -> Tensor:
-        floats = images.float() / 255 if images.dtype == torch.uint8 else images
         top, left, height, width = crop.unbind(1)
         vertical, horizontal = images.shape[-2] / source[:, 0], images.shape[-1] / source[:, 1]
         stored = torch.stack([top * vertical, left * horizontal, height * vertical, width * horizontal], dim=1)
-        return pixels.crop_and_resize(floats, stored, mirrored, self.size)
+        return pixels.crop_and_resize(images, stored, mirrored, self.size)
 
 
 def _sizes(images: Tensor, sizes: Tensor | None) -> Tensor:
