@@ -173,6 +173,37 @@ def bench(
         out.write_text(json.dumps(result, indent=2) + "\n")
 
 
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
+Images = Annotated[int, typer.Option(min=2, help="How many images to look at.")]
+Seed = Annotated[int, typer.Option(min=0, help="Which images, which views of them, and UMAP's own chance.")]
+
+
+@app.command()
+def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
+    """Draws what runs have learnt: UMAP, class centroids, and what the manipulation model knows, in RUN/analysis."""
+    from stec.analysis.analyze import analyze as look
+    from stec.run import RunFolder
+
+    for path in runs:
+        RunFolder.open(path)  # all, before the first is worked on
+    for path in runs:
+        found = look(path, images, seed)
+        features, plane = found["centroids"]["features"], found["centroids"]["projection"]
+        relative = features["mean_shift"] / features["scale"]
+        known = [part for part in found["components"] if part["informative"]]
+        lines = {
+            "views from originals": f"{features['mean_shift']:.2f}, which is {relative:.2f} of the originals' spread; "
+            f"{plane['mean_shift']:.2f} in the {found['projection']} plane (mean over classes)",
+            "alignment": f"{found['alignment']:.3f}, uniformity {found['uniformity']:.2f}, "
+            f"effective rank {found['effective_rank']:.1f}",
+            "action": ", ".join(f"{c['name']} {c['accuracy']:.0f} % (guessing {c['chance']:.0f} %)" for c in known)
+            or "no manipulation model",
+        }
+        console.print(f"[bold]{escape(str(path))}[/bold]: {escape(found['method'])}", highlight=False, soft_wrap=True)
+        _list(lines)
+        _hint(f"figures and analysis.json are in {path / 'analysis'}")
+
+
 def _recipe_and_config(words: list[str]) -> tuple[str, Config]:
     names = [word for word in words if "=" not in word]
     if len(names) > 1:

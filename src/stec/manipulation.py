@@ -92,7 +92,7 @@ class Manipulation(nn.Module):
         """Features of x and x' (B, D) and the copy of the action between them -> loss and accuracy."""
         action = self.action(copy)
         codes = self.bins(action)
-        valid = self._valid(copy)
+        valid = self.valid_pairs(copy)
         predicted = self.predict(first, second)
         if self.classifies:
             loss = manipulation_cross_entropy(predicted, codes, valid)
@@ -104,7 +104,7 @@ class Manipulation(nn.Module):
         counted = valid if valid.dim() == 1 else valid[:, self.informative]
         return ManipulationOutput(loss, component_mean(right, counted).detach())
 
-    def _valid(self, copy: EfferenceCopy) -> Tensor:
+    def valid_pairs(self, copy: EfferenceCopy) -> Tensor:
         """The pairs that count: (B,), or (B, C') if the components differ in that."""
         # A solarized view is no longer the same sight: where things are in it is left out, as in the paper.
         valid = ~(copy.first.solarized | copy.second.solarized)

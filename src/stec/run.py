@@ -95,6 +95,11 @@ class RunFolder:
         with replacing(self.path / ENCODER) as path:
             save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, path, metadata)
 
+    def summary(self) -> dict[str, Any] | None:
+        """What summary.json holds; None before the run has finished."""
+        path = self.path / SUMMARY
+        return json.loads(path.read_text()) if path.is_file() else None
+
     def save_summary(self, summary: dict[str, Any]) -> None:
         """Writes summary.json."""
         with replacing(self.path / SUMMARY) as path:

@@ -1,0 +1,94 @@
+"""Opens a run that exists, to look at it or to use its encoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from stec import data
+from stec.config import Config
+from stec.data import DataSet
+from stec.errors import UserError
+from stec.manipulation import Manipulation
+from stec.method import build
+from stec.run import ENCODER, RunFolder
+from stec.views import Views
+
+logger = logging.getLogger("stec")
+
+# The fingerprint of image files depends on whether they were resident; that of arrays does not.
+_FILES = ("folder", "imagenet")
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run with its trained networks, in evaluation mode."""
+
+    folder: RunFolder
+    config: Config
+    views: Views
+    encoder: nn.Module
+    manipulation: Manipulation | None  # None if the method has none, or if only the encoder's file is left
+    device: torch.device
+
+
+def open_run(path: Path, device: torch.device | None = None) -> LoadedRun:
+    """The run in a folder. Its last checkpoint has all weights; without one, the encoder's file does for the encoder.
+
+    Only tensors and plain values are read: a file from a stranger can run no code.
+    """
+    folder = RunFolder.open(path)
+    config = folder.config()
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    views, method = build(config)
+    manipulation = method.manipulation
+    try:
+        if folder.checkpoint.is_file():
+            method.load_state_dict(_method_state(folder.checkpoint))
+        elif (path / ENCODER).is_file():
+            method.encoder.load_state_dict(load_file(path / ENCODER))
+            manipulation = None
+        else:
+            raise UserError(f"{path} has no weights: neither {folder.checkpoint.name} nor {ENCODER}")
+    except (RuntimeError, KeyError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        raise UserError(f"the weights in {path} cannot be read: {str(error).splitlines()[0]}") from None
+    parts = [part.to(device).eval() for part in (method.encoder, manipulation) if part is not None]
+    for parameter in (value for part in parts for value in part.parameters()):
+        parameter.requires_grad_(False)
+    return LoadedRun(folder, config, views, method.encoder, manipulation, device)
+
+
+def open_data(folder: RunFolder, device: torch.device | None = None) -> DataSet:
+    """The data set of a run; an image is read when it is asked for, and none is downloaded."""
+    settings = dataclasses.replace(folder.config().data, resident="never", workers=0, download=False)
+    dataset = data.load(settings, device or torch.device("cpu"))
+    known = (folder.summary() or {}).get("data_fingerprint")
+    if settings.source not in _FILES and known not in (None, dataset.fingerprint):
+        logger.warning("%s: the images are not those that %s was trained on", dataset.name, folder.path)
+    return dataset
+
+
+def _method_state(checkpoint: Path) -> dict[str, Tensor]:
+    """The weights of the method, without those of the online probe beside it."""
+    content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    prefix = "method."
+    return {key.removeprefix(prefix): value for key, value in content["model"].items() if key.startswith(prefix)}
+
+
+def encode(run: LoadedRun, images: Tensor, batch: int = 500) -> Tensor:
+    """Features (N, D), float32 on the CPU, of views (N, 3, S, S) in [0, 1]."""
+    features = []
+    with torch.no_grad():
+        for some in images.split(batch):
+            some = some.to(run.device).contiguous(memory_format=torch.channels_last)
+            features.append(run.encoder(some).float().cpu())
+    return torch.cat(features)
