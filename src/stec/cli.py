@@ -204,6 +204,30 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
         _hint(f"figures and analysis.json are in {path / 'analysis'}")
 
 
+@app.command()
+def report(
+    runs: Runs,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page; default: RUN/report.html, or beside several runs.")
+    ] = None,
+    images: Images = 400,
+    seed: Seed = 0,
+) -> None:
+    """Writes one HTML page about runs: curves, tables, a map of their features, pairs of views, an action explorer."""
+    from stec.report.page import write_report
+    from stec.run import RunFolder
+
+    for path in runs:
+        RunFolder.open(path)  # all, before the first is worked on
+    if out is None:
+        out = (
+            runs[0] if len(runs) == 1 else Path(os.path.commonpath([path.resolve().parent for path in runs]))
+        ) / "report.html"
+    for note in write_report(runs, out, images, seed):
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, opens in any browser", highlight=False, soft_wrap=True)
+
+
 def _recipe_and_config(words: list[str]) -> tuple[str, Config]:
     names = [word for word in words if "=" not in word]
     if len(names) > 1:

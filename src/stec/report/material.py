@@ -1,0 +1,63 @@
+"""What a page can show of a run, gathered from its folder; what is missing is said, not fatal."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stec.analysis.projection import has_umap
+from stec.analysis.sample import Sample, draw_sample
+from stec.analysis.study import Study, study
+from stec.config import Config
+from stec.errors import UserError
+from stec.loading import open_data, open_run
+from stec.method import pairing_of
+from stec.run import RunFolder
+from stec.views import Views
+
+
+@dataclass(frozen=True)
+class Material:
+    """One run, as far as its folder and its data are there."""
+
+    name: str
+    recipe: str
+    config: Config
+    summary: dict[str, Any]  # empty before the run has finished
+    metrics: list[dict[str, Any]]
+    sample: Sample | None  # None without images
+    study: Study | None  # None without images or without weights
+    notes: list[str]  # what is missing, and why
+
+
+def gather(path: Path, images: int, seed: int) -> Material:
+    """Opens a run and looks at this many of its images."""
+    folder = RunFolder.open(path)
+    config = folder.config()
+    summary, metrics = folder.summary(), folder.metrics()
+    notes = [] if summary is not None else ["The run has not finished: there are no accuracies yet."]
+    sample = found = None
+    try:
+        views = Views(**dataclasses.asdict(config.views))
+        sample = draw_sample(views, open_data(folder), images, seed)
+    except UserError as error:
+        notes.append(f"No images, so no map and no pairs of views: {error}.")
+    if sample is not None:
+        try:
+            run = open_run(path)
+            found = study(run, sample, seed, "UMAP" if has_umap() else "PCA")
+            if run.manipulation is None and pairing_of(config.method).manipulation:
+                notes.append("Only the encoder's weights are left, so the inferred actions are missing.")
+            if found.projection.method == "PCA":
+                notes.append("The map shows two principal components; pip install 'stec[analysis]' gives UMAP.")
+        except UserError as error:
+            notes.append(f"No map and no inferred actions: {error}.")
+    name = path.resolve().name
+    return Material(name, folder.recipe, config, summary or {}, metrics, sample, found, notes)
+
+
+def has_manipulation(run: Material) -> bool:
+    """Whether the run's method has a manipulation model."""
+    return pairing_of(run.config.method).manipulation

@@ -1,0 +1,67 @@
+"""Puts the page together: one file with its styles, scripts, images and data inside, which asks for nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from html import escape
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+import stec
+from stec.report import tables
+from stec.report.material import Material, gather
+from stec.report.payload import payload
+from stec.run import replacing
+
+SCRIPTS = ("actions.js", "drawing.js", "charts.js", "map.js", "gallery.js", "explorer.js", "main.js")
+
+
+def write_report(paths: list[Path], out: Path, images: int = 400, seed: int = 0) -> list[str]:
+    """Writes the page about these runs; returns what it could not show."""
+    runs = [gather(path, images, seed) for path in paths]
+    with replacing(out) as part:
+        part.write_text(render(runs), encoding="utf-8")
+    return [f"{run.name}: {note}" for run in runs for note in run.notes]
+
+
+def render(runs: list[Material]) -> str:
+    """The page as text."""
+    several = len(runs) > 1
+    title = f"{len(runs)} runs" if several else runs[0].name
+    choice = "".join(f'<option value="{i}">{escape(run.name)}</option>' for i, run in enumerate(runs))
+    # Inside of a script element nothing but `</` and `<!--` could end or change it.
+    data = json.dumps(payload(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return Template(_file("template.html")).substitute(
+        title=escape(title),
+        about="".join(f"<p>{escape(tables.describe(run))}</p>" for run in runs),
+        headline="" if several else tables.headline(runs[0]),
+        notes=_notes(runs),
+        results=tables.results(runs),
+        setting=tables.setting(runs),
+        verdict=tables.verdict(runs),
+        choice=f'<label class="choice">Run <select id="run">{choice}</select></label>' if several else "",
+        centroids=_each(runs, tables.centroids),
+        knowledge=_each(runs, tables.knowledge),
+        version=stec.__version__,
+        style=_file("style.css"),
+        script="\n".join(_file(name) for name in SCRIPTS),
+        data=data,
+    )
+
+
+def _notes(runs: list[Material]) -> str:
+    several = len(runs) > 1
+    notes = [f"{run.name}: {note}" if several else note for run in runs for note in run.notes]
+    return f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""
+
+
+def _each(runs: list[Material], part: Callable[[Material], str]) -> str:
+    """The part of every run; the script shows that of the chosen one."""
+    blocks = (f'<div data-run="{i}"{" hidden" if i else ""}>{part(run)}</div>' for i, run in enumerate(runs))
+    return "".join(blocks)
+
+
+def _file(name: str) -> str:
+    return (resources.files("stec") / "report" / "page" / name).read_text(encoding="utf-8")
