@@ -219,13 +219,11 @@ def report(
 
     for path in runs:
         RunFolder.open(path)  # all, before the first is worked on
-    if out is None:
-        out = (
-            runs[0] if len(runs) == 1 else Path(os.path.commonpath([path.resolve().parent for path in runs]))
-        ) / "report.html"
-    for note in write_report(runs, out, images, seed):
+    page, missing = write_report(runs, out, images, seed)
+    for note in missing:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
-    console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, opens in any browser", highlight=False, soft_wrap=True)
+    size = f"{page.stat().st_size / 1e6:.1f} MB"
+    console.print(f"{page}: {size}, opens in any browser", highlight=False, soft_wrap=True, markup=False)
 
 
 def _recipe_and_config(words: list[str]) -> tuple[str, Config]:

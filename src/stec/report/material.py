@@ -32,7 +32,7 @@ class Material:
     notes: list[str]  # what is missing, and why
 
 
-def gather(path: Path, images: int, seed: int) -> Material:
+def gather(path: Path, name: str, images: int, seed: int) -> Material:
     """Opens a run and looks at this many of its images."""
     folder = RunFolder.open(path)
     config = folder.config()
@@ -54,7 +54,6 @@ def gather(path: Path, images: int, seed: int) -> Material:
                 notes.append("The map shows two principal components; pip install 'stec[analysis]' gives UMAP.")
         except UserError as error:
             notes.append(f"No map and no inferred actions: {error}.")
-    name = path.resolve().name
     return Material(name, folder.recipe, config, summary or {}, metrics, sample, found, notes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from html import escape
 from importlib import resources
@@ -10,6 +11,7 @@ from pathlib import Path
 from string import Template
 
 import stec
+from stec.errors import UserError
 from stec.report import tables
 from stec.report.material import Material, gather
 from stec.report.payload import payload
@@ -18,12 +20,26 @@ from stec.run import replacing
 SCRIPTS = ("actions.js", "drawing.js", "charts.js", "map.js", "gallery.js", "explorer.js", "main.js")
 
 
-def write_report(paths: list[Path], out: Path, images: int = 400, seed: int = 0) -> list[str]:
-    """Writes the page about these runs; returns what it could not show."""
-    runs = [gather(path, images, seed) for path in paths]
+def write_report(
+    paths: list[Path], out: Path | None = None, images: int = 400, seed: int = 0
+) -> tuple[Path, list[str]]:
+    """Writes the page about these runs: into the folder of one run, beside several, or where `out` says.
+
+    Returns:
+        Its path, and what it could not show.
+    """
+    if out is None:
+        beside = os.path.commonpath([path.resolve().parent for path in paths])
+        out = (paths[0] if len(paths) == 1 else Path(beside)) / "report.html"
+    if out.is_dir() or not out.parent.is_dir():
+        raise UserError(f"{out} cannot be written: name a file in a folder that exists")
+    names = [path.resolve().name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    runs = [gather(path, name, images, seed) for path, name in zip(paths, names, strict=True)]
     with replacing(out) as part:
         part.write_text(render(runs), encoding="utf-8")
-    return [f"{run.name}: {note}" for run in runs for note in run.notes]
+    return out, [f"{run.name}: {note}" for run in runs for note in run.notes]
 
 
 def render(runs: list[Material]) -> str:
@@ -35,7 +51,7 @@ def render(runs: list[Material]) -> str:
     data = json.dumps(payload(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Template(_file("template.html")).substitute(
         title=escape(title),
-        about="".join(f"<p>{escape(tables.describe(run))}</p>" for run in runs),
+        about=f"<p>{escape(tables.describe(runs))}</p>",
         headline="" if several else tables.headline(runs[0]),
         notes=_notes(runs),
         results=tables.results(runs),

@@ -81,9 +81,15 @@ def setting(runs: list[Material]) -> str:
     return _by_run(runs, rows, marked) + listings
 
 
-def describe(run: Material) -> str:
-    """A run in one line."""
-    c = run.config
+def describe(runs: list[Material]) -> str:
+    """What was trained, in a line."""
+    configs = [run.config for run in runs]
+    if len(runs) > 1:
+        methods, sources = (
+            sorted(set(words)) for words in zip(*((c.method, c.data.source) for c in configs), strict=True)
+        )
+        return f"{', '.join(methods)} on {', '.join(sources)}."
+    c = configs[0]
     about = f"{c.method}: {pairing_of(c.method).about}. {c.encoder}, {c.epochs:,} epochs of {c.data.source}"
     return f"{about} in batches of {c.batch_size:,}, seed {c.seed}."
 

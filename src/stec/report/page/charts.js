@@ -16,8 +16,8 @@ const charts = (() => {
     views_per_second: ["views per second", ""],
   };
   const HEALTH = {
-    effective_rank: ["effective rank of features", "directions in use; collapsed: 1"],
-    embedding_rank: ["effective rank of embeddings", "of what the identity model compares"],
+    effective_rank: ["rank of features", "effective: directions in use; collapsed: 1"],
+    embedding_rank: ["rank of embeddings", "effective, of what the identity model compares"],
     feature_std: ["spread of features", "evenly over the sphere: 1; all alike: 0"],
     alignment: ["alignment", "distance within a pair; lower is closer"],
     uniformity: ["uniformity", "lower is more even, about −4 at best"],
@@ -34,7 +34,7 @@ const charts = (() => {
 
   function label(value) {
     const size = Math.abs(value);
-    if (size >= 1000) return `${+(value / 1000).toFixed(1)}k`;
+    if (size >= 10000) return `${+(value / 1000).toFixed(1)}k`;
     return `${+value.toPrecision(6)}`.replace("-", "−");
   }
 

@@ -97,8 +97,8 @@ const drawing = (() => {
   function number(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
-    if (size >= 1000) return Math.round(value).toLocaleString("en");
-    return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
+    const text = size >= 1000 ? Math.round(size).toLocaleString("en") : size.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
+    return (value < 0 ? "−" : "") + text;
   }
 
   return { element, shape, colour, square, onColours, tile, outline, canvasOfX, panel, number };

@@ -6,7 +6,8 @@ const featureMap = (() => {
   const REACH = 18; // pixels from which a point is found
 
   function ramp(share) {
-    const at = Math.max(0, Math.min(1, share)) * (VIRIDIS.length - 1);
+    const start = matchMedia("(prefers-color-scheme: dark)").matches ? 0.22 : 0; // its dark end is lost on a dark ground
+    const at = (start + (1 - start) * Math.max(0, Math.min(1, share))) * (VIRIDIS.length - 1);
     const i = Math.min(VIRIDIS.length - 2, Math.floor(at));
     return `rgb(${VIRIDIS[i].map((from, c) => Math.round(from + (VIRIDIS[i + 1][c] - from) * (at - i))).join(" ")})`;
   }
@@ -54,7 +55,7 @@ const featureMap = (() => {
         context.globalAlpha = shown(i) ? 0.9 : 0.08;
         context.fillStyle = dot(i);
         context.beginPath();
-        context.arc(...position(i), mode === "originals" ? 3.6 : 2.8, 0, 2 * Math.PI);
+        context.arc(...position(i), (mode === "originals" ? 3.6 : 2.8) * Math.min(1, 0.4 + width / 900), 0, 2 * Math.PI);
         context.fill();
       }
       context.globalAlpha = 1;
@@ -169,7 +170,7 @@ const featureMap = (() => {
       paint();
     }
 
-    onColours(canvas, paint);
+    onColours(canvas, () => turn(mode));
     new ResizeObserver(paint).observe(canvas);
     turn("views");
     return { position, canvas };
