@@ -1,0 +1,77 @@
+"""`stec analyze` as a person meets it."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from tiny_runs import Runner
+
+from stec import cli
+from stec.analysis.analyze import analyze
+from stec.analysis.sample import draw_sample
+from stec.data import DataSet, ResidentSplit
+from stec.errors import UserError
+from stec.views import Views
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Runner:
+    return Runner(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.slow
+def test_figures_and_numbers_of_two_runs(runs, monkeypatch, capsys):
+    """UMAP compiles itself for some twenty seconds, once for this file."""
+    paths = [runs(method, f"method={method}", "epochs=1")[0].path for method in ("stec", "simclr")]
+    monkeypatch.setattr("sys.argv", ["stec", "analyze", *map(str, paths), "--images", "30"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    printed = capsys.readouterr().out
+    assert "views from originals" in printed
+    assert "no manipulation model" in printed
+    for path, names in zip(paths, ({"map", "centroids", "actions"}, {"map", "centroids"}), strict=True):
+        folder = path / "analysis"
+        assert {file.name for file in folder.iterdir()} == {
+            "analysis.json", *(f"{name}{suffix}" for name in names for suffix in (".png", ".svg"))
+        }  # fmt: skip
+        for name in names:
+            with Image.open(folder / f"{name}.png") as picture:
+                assert len(picture.getcolors(1 << 24)) > 20
+    found = json.loads((paths[0] / "analysis/analysis.json").read_text())
+    assert found["projection"] == "UMAP"
+    assert [len(found["points"][key]) for key in ("original", "first", "second", "magnitude")] == [30, 30, 30, 60]
+    first = {file.name: file.read_bytes() for file in (paths[0] / "analysis").iterdir()}
+    analyze(paths[0], images=30)
+    again = {file.name: file.read_bytes() for file in (paths[0] / "analysis").iterdir()}
+    assert [name for name in first if first[name] != again[name]] == []
+
+
+def test_a_missing_matplotlib_is_one_line(runs, monkeypatch):
+    path = runs("few", "epochs=1")[0].path
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"stec\[analysis\]"):
+        analyze(path, images=5)
+
+
+def test_a_sample_depends_on_the_seed_alone():
+    images = torch.randint(0, 256, (50, 3, 20, 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    sizes = torch.tensor([[20.0, 40.0]]).repeat(50, 1)
+    split = ResidentSplit(images, sizes, torch.arange(50) % 3)
+    dataset = DataSet("made", split, None, ("a", "b", "c"), 20, "", True, ())
+    views = Views(size=16)
+    torch.manual_seed(1)
+    one = draw_sample(views, dataset, 12, seed=5)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    two = draw_sample(views, dataset, 12, seed=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert one.split == "train"
+    assert torch.equal(one.views.images, two.views.images)
+    assert torch.equal(one.images, images[one.index])
+    assert not torch.equal(one.index, draw_sample(views, dataset, 12, seed=6).index)
+    # The paper's magnitude: 1 minus the relative area of the crop.
+    crops = [*one.views.copy.first.crop.tolist(), *one.views.copy.second.crop.tolist()]
+    expected = [1 - height * width / (20 * 40) for _, _, height, width in crops]
+    assert one.magnitude.tolist() == pytest.approx(expected, abs=1e-6)

@@ -1,0 +1,36 @@
+"""Two dimensions, the same ones every time."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from stec.analysis.projection import principal_components, project
+from stec.errors import UserError
+
+
+def test_principal_components_are_those_of_the_covariance():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(50, 6, generator=generator) * torch.tensor([1.0, 5.0, 0.1, 3.0, 0.5, 0.2]) + 7
+    points = principal_components(features).numpy()
+    values, vectors = np.linalg.eigh(np.cov(features.numpy().T))
+    expected = (features.numpy() - features.numpy().mean(axis=0)) @ vectors[:, [5, 4]]
+    np.testing.assert_allclose(np.abs(points), np.abs(expected), atol=1e-3)
+    np.testing.assert_allclose(points.var(axis=0, ddof=1), values[[5, 4]], rtol=1e-3)
+
+
+def test_the_signs_of_principal_components_are_settled():
+    features = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(principal_components(features), principal_components(features))
+    assert principal_components(features[:, :1]).shape == (20, 2)
+
+
+def test_a_missing_umap_is_one_line_that_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "umap", None)
+    with pytest.raises(UserError, match=r"stec\[analysis\]"):
+        project(torch.randn(30, 4), seed=0)
+
+
+def test_few_points_do_without_umap():
+    assert project(torch.randn(9, 4), seed=0).method == "PCA"
