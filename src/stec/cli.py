@@ -187,7 +187,8 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
     for path in runs:
         RunFolder.open(path)  # all, before the first is worked on
     for path in runs:
-        found = look(path, images, seed)
+        with console.status(f"{path} ..."):
+            found = look(path, images, seed)
         features, plane = found["centroids"]["features"], found["centroids"]["projection"]
         relative = features["mean_shift"] / features["scale"]
         known = [part for part in found["components"] if part["informative"]]
@@ -219,7 +220,8 @@ def report(
 
     for path in runs:
         RunFolder.open(path)  # all, before the first is worked on
-    page, missing = write_report(runs, out, images, seed)
+    with console.status("looking at images ..."):
+        page, missing = write_report(runs, out, images, seed)
     for note in missing:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     size = f"{page.stat().st_size / 1e6:.1f} MB"

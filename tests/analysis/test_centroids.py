@@ -20,7 +20,9 @@ def test_distances_are_those_of_a_slow_loop():
         shifts.append(np.linalg.norm(acted - plain[-1]))
     assert found.shift == pytest.approx(dict(zip("abc", shifts, strict=True)))
     assert found.mean_shift == pytest.approx(np.mean(shifts))
-    assert found.between == pytest.approx(np.mean([np.linalg.norm(plain[i] - plain[j]) for i, j in ((0, 1), (0, 2), (1, 2))]))
+    assert found.between == pytest.approx(
+        np.mean([np.linalg.norm(plain[i] - plain[j]) for i, j in ((0, 1), (0, 2), (1, 2))])
+    )
     assert found.scale == pytest.approx(np.sqrt(originals.var(axis=0).sum()))
 
 

@@ -19,7 +19,9 @@ def random_copy(seed: int) -> EfferenceCopy:
     return EfferenceCopy(*(Glimpse(*values) for values in doubles))
 
 
-@pytest.mark.parametrize("name", ["egocentric", "paper", "official", "allocentric", "colour+paper", "allocentric+colour"])
+@pytest.mark.parametrize(
+    "name", ["egocentric", "paper", "official", "allocentric", "colour+paper", "allocentric+colour"]
+)
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=20, deadline=None)
 def test_the_place_of_the_true_action_is_where_the_second_view_lies(name, seed):

@@ -1,7 +1,9 @@
 // Choose an image, drag and mirror its two crops, and see the action between them in every representation.
 const explorer = (() => {
   const { element, shape, colour, square, tile, canvasOfX, panel } = drawing;
-  const UNITS = 220, SMALLEST = 0.08; // of a crop's side, relative to the image
+  const UNITS = 220;
+  const SMALLEST = 0.08; // side of a crop, relative to the image
+  const REACH = 14; // pixels from which a corner is caught
   const FORMULAS = {
     egocentric: "Mₓ⁻¹ Mₓ′, where x′ lies on x",
     paper: "Mₓ′ Mₓ⁻¹, the paper's formula",
@@ -16,6 +18,9 @@ const explorer = (() => {
     const photo = shape("image", { x: 0, y: 0, preserveAspectRatio: "none" });
     const crops = { first: crop("first", "x"), second: crop("second", "x′") };
     stage.append(photo, crops.first.group, crops.second.group);
+    stage.addEventListener("pointerdown", drag);
+    // A finger on a crop moves the crop and not the page. (touch-action does not follow a shape that moves.)
+    stage.addEventListener("touchstart", (event) => { if (grasp(event.touches[0])) event.preventDefault(); }, { passive: false });
     const onX = square(UNITS, (context) => glimpses.first && canvasOfX(context, UNITS,
       (box) => view(context, glimpses.first, box), actions.egocentric(glimpses.first, glimpses.second), colour("second")));
     const second = square(UNITS, (context) => glimpses.second && view(context, glimpses.second, [0, 0, UNITS, UNITS]));
@@ -65,16 +70,30 @@ const explorer = (() => {
         dot: shape("circle", { class: "dot" }), handle: shape("circle", { class: "handle" }) };
       const group = shape("g", { class: `crop ${name}`, tabindex: 0, role: "group", "aria-roledescription": "movable crop" },
         parts.halo, parts.frame, parts.dot, parts.handle);
-      group.addEventListener("pointerdown", (event) => drag(event, name, event.target === parts.handle));
       group.addEventListener("keydown", (event) => press(event, name));
       return { group, parts, label };
     }
 
-    function drag(event, name, resizes) {
+    // What lies under a pointer: a corner, or else the smaller of the crops around it, which may lie below the other.
+    function grasp({ clientX, clientY }) {
+      const box = stage.getBoundingClientRect(), [tall, wide] = glimpses.first.source;
+      const x = ((clientX - box.left) / box.width) * wide, y = ((clientY - box.top) / box.height) * tall;
+      const candidates = Object.entries(glimpses).map(([name, { crop: [top, left, height, width] }]) => ({
+        name,
+        area: height * width,
+        inside: x >= left && x <= left + width && y >= top && y <= top + height,
+        pixels: (Math.hypot(x - left - width, y - top - height) * box.width) / wide,
+      }));
+      const corner = candidates.filter(({ pixels }) => pixels <= REACH).sort((a, b) => a.pixels - b.pixels)[0];
+      const crop = corner || candidates.filter(({ inside }) => inside).sort((a, b) => a.area - b.area)[0];
+      return crop && { name: crop.name, resizes: Boolean(corner) };
+    }
+
+    function drag(event) {
+      const found = grasp(event);
+      if (!found) return;
       event.preventDefault();
-      const { group } = crops[name];
-      group.focus({ preventScroll: true });
-      stage.append(group); // on top
+      const { name, resizes } = found, { group } = crops[name];
       group.focus({ preventScroll: true });
       group.setPointerCapture(event.pointerId);
       const box = stage.getBoundingClientRect();
@@ -153,8 +172,8 @@ const explorer = (() => {
         for (const part of [parts.halo, parts.frame]) {
           for (const [key, value] of Object.entries({ x: left, y: top, width, height })) part.setAttribute(key, value);
         }
-        place_(parts.dot, mirrored ? left + width : left, top, wide * 0.018);
-        place_(parts.handle, left + width, top + height, wide * 0.024);
+        put(parts.dot, mirrored ? left + width : left, top, wide * 0.018);
+        put(parts.handle, left + width, top + height, wide * 0.024);
         const [x, y, w, h] = [left, top, width, height].map((value) => Math.round(value * 10) / 10);
         group.setAttribute("aria-label", `crop ${label}: left ${x}, top ${y}, width ${w}, height ${h}${mirrored ? ", mirrored" : ""}`);
       }
@@ -172,7 +191,7 @@ const explorer = (() => {
       }
     }
 
-    function place_(circle, x, y, r) {
+    function put(circle, x, y, r) {
       circle.setAttribute("cx", x);
       circle.setAttribute("cy", y);
       circle.setAttribute("r", r);

@@ -1,0 +1,337 @@
+"""The page in a real browser: Chromium, headless, offline."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from tiny_runs import Runner
+
+from stec.actions import REPRESENTATIONS, Bins, EfferenceCopy, Glimpse, quadrilateral
+from stec.config import load
+from stec.report.page import write_report
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """The machine's Chromium, or the one that `playwright install chromium` brought."""
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
+    with playwright.sync_playwright() as driver:
+        if path is None and not Path(driver.chromium.executable_path).exists():
+            pytest.skip("no Chromium here: apt-get install chromium, or playwright install chromium")
+        found = driver.chromium.launch(executable_path=path, args=sandbox)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory) -> dict[str, Path]:
+    """Reports of tiny runs. With PCA: UMAP takes many seconds to load."""
+    root = tmp_path_factory.mktemp("runs")
+    for i in range(40):
+        path = root / "pictures" / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (80, 40), (5 * i, 100, 200)).save(path)
+    run = Runner(root)
+    stec, simclr = (run(name, f"method={name}")[0].path for name in ("stec", "simclr"))
+    wide = run("wide", "data.source=folder", f"data.root={root / 'pictures'}", "epochs=1")[0].path
+    bare = root / "bare"
+    bare.mkdir()
+    for name in ("config.yaml", "metrics.jsonl"):
+        shutil.copy(wide / name, bare)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "umap", None)
+        pages = {"both": write_report([stec, simclr], root / "both.html", 30)[0]}
+        pages |= {path.name: write_report([path], None, 30)[0] for path in (stec, simclr, wide)}
+        shutil.move(root / "pictures", root / "elsewhere")
+        pages["bare"] = write_report([bare], None, 30)[0]
+    return pages
+
+
+@pytest.fixture
+def visit(browser, pages):
+    """Opens a page; at the end of the test, nothing may have been wrong with it."""
+    wrong, contexts = [], []
+
+    def open_page(name: str, **settings):
+        contexts.append(browser.new_context(offline=True, **settings))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(15_000)
+        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: wrong.append(request.url) if request.url.startswith("http") else None)
+        page.goto(pages[name].as_uri())
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def value(page, key: str) -> float:
+    return float(page.text_content(f'[data-value="{key}"]').replace("−", "-"))
+
+
+@pytest.mark.parametrize("name", ["stec", "simclr", "wide", "bare", "both", "stec-dark", "wide-phone", "both-phone"])
+def test_every_page_opens_and_fits_its_screen(visit, name):
+    name, _, screen = name.partition("-")
+    page = visit(name, **{"": {}, "dark": {"color_scheme": "dark"}, "phone": PHONE}[screen])
+    overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert overflow <= 0
+    assert page.locator(".chart").count() >= 5
+    assert page.locator(".pair").count() == (0 if name == "bare" else 12)
+    assert page.locator(".map canvas").count() == (0 if name == "bare" else 1)
+    unlabelled = page.eval_on_selector_all(
+        "[tabindex], button, select, input",
+        "nodes => nodes.filter(n => !(n.ariaLabel || n.textContent.trim() || n.labels?.length || n.closest('label')))"
+        ".map(n => n.outerHTML.slice(0, 80))",
+    )
+    assert unlabelled == []
+
+
+def test_the_arithmetic_of_the_page_is_that_of_the_library(visit):
+    page = visit("stec")
+    generator = torch.Generator().manual_seed(0)
+    n = 300
+
+    def uniform(*shape):
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    source = (16 + 200 * uniform(n, 2)).round()
+
+    def glimpse() -> Glimpse:
+        size = source * (0.1 + 0.9 * uniform(n, 2))
+        crop = torch.cat([(source - size) * uniform(n, 2), size], dim=1)
+        rest = torch.zeros(n, 4), torch.zeros(n, 4), torch.zeros(n), torch.zeros(n), torch.zeros(n)
+        return Glimpse(crop, source, uniform(n) < 0.5, *rest)
+
+    copy = EfferenceCopy(glimpse(), glimpse())
+    listed = [
+        [{"crop": g.crop[i].tolist(), "source": source[i].tolist(), "mirrored": bool(g.mirrored[i])} for g in copy]
+        for i in range(n)
+    ]
+    for name in ("egocentric", "paper", "official", "allocentric"):
+        known = REPRESENTATIONS[name]
+        values, codes = page.evaluate(
+            """([name, pairs]) => {
+                const values = pairs.map(([first, second]) => report.actions[name](first, second));
+                const { edges } = report.data.explorer.bins[name];
+                return [values, values.map((value) => report.actions.codes(value, edges))];
+            }""",
+            [name, listed],
+        )
+        expected = known(copy)
+        torch.testing.assert_close(torch.tensor(values, dtype=torch.float64), expected, rtol=1e-6, atol=1e-6)
+        bins = Bins.uniform(load("default").manipulation.k, known.low, known.high)
+        assert torch.equal(torch.tensor(codes), bins(expected))
+    corners = page.evaluate(
+        "pairs => pairs.map(pair => report.actions.quadrilateral(report.actions.egocentric(...pair)))", listed
+    )
+    expected = quadrilateral(REPRESENTATIONS["egocentric"].function(copy))
+    torch.testing.assert_close(torch.tensor(corners, dtype=torch.float64), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_point_shows_its_image(visit):
+    page = visit("stec")
+    page.click("[data-mode=originals]")
+    canvas = page.locator(".map > canvas")
+    canvas.scroll_into_view_if_needed()
+    card = page.locator(".card")
+    assert card.is_hidden()
+    shown = []
+    for i in (3, 11):
+        x, y = page.evaluate(f"report.map.position({i})")
+        canvas.hover(position={"x": x, "y": y})
+        assert card.is_visible()
+        expected = page.evaluate(f"report.data.runs[0].map.index[{i}]")
+        assert f"test image {expected}" in card.inner_text()
+        shown.append(card.locator("canvas").evaluate("canvas => canvas.toDataURL()"))
+    assert shown[0] != shown[1]
+    page.mouse.move(1, 1)
+    assert card.is_hidden()
+
+
+def test_the_map_is_walked_by_keyboard(visit):
+    page = visit("stec")
+    page.locator(".map > canvas").focus()
+    texts = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):
+        page.keyboard.press(key)
+        texts.append(page.locator(".card").inner_text())
+    assert "view x" in texts[0]
+    assert len(set(texts)) > 1
+    page.keyboard.press("Escape")
+    assert page.locator(".card").is_hidden()
+
+
+def test_a_curve_tells_its_values(visit):
+    page = visit("both")
+    chart = page.locator(".chart", has_text="identity loss")
+    assert "epoch" not in chart.locator("output").inner_text()
+    chart.locator("svg").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert "at epoch 3.3" in chart.locator("output").inner_text()
+    chart.locator("svg").hover()
+    assert "at epoch 2" in chart.locator("output").inner_text()
+
+
+def test_a_run_is_chosen(visit):
+    page = visit("both")
+    assert page.locator(".matrix:visible").count() == 4
+    assert page.locator(".pair").first.locator("canvas").count() == 4
+    page.select_option("#run", label="simclr")
+    assert page.locator(".matrix:visible").count() == 0
+    assert page.locator(".pair").first.locator("canvas").count() == 3
+
+
+def drag(page, target, dx: float, dy: float) -> None:
+    box = target.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + dx / 2, y + dy / 2)
+    page.mouse.move(x + dx, y + dy)
+    page.mouse.up()
+
+
+def state(page) -> dict:
+    return page.evaluate("report.explorer.state()")
+
+
+@pytest.mark.parametrize("name", ["stec", "wide", "bare"])
+def test_a_crop_is_dragged(visit, name):
+    page = visit(name)
+    page.locator(".stage").scroll_into_view_if_needed()
+    # Room to move: the second crop becomes small, in the middle of the image.
+    height, width = state(page)["second"]["source"]
+    corner = page.locator(".crop.second .handle")
+    drag(page, corner, -2000, -2000)
+    page.locator(".crop.second").focus()
+    for key in ("ArrowLeft", "ArrowUp"):
+        for _ in range(50):
+            page.keyboard.press(key)
+    assert state(page)["second"]["crop"] == pytest.approx([0, 0, 0.08 * height, 0.08 * width])
+
+    before, shown = state(page), value(page, "egocentric.x")
+    stage = page.locator(".stage").bounding_box()
+    drag(page, page.locator(".crop.second .frame"), stage["width"] / 4, stage["height"] / 2)
+    after = state(page)
+    top, left, tall, wide = after["second"]["crop"]
+    assert (top, left) == pytest.approx((height / 2, width / 4), rel=0.02)
+    assert (tall, wide) == pytest.approx((0.08 * height, 0.08 * width))
+    assert after["first"] == before["first"]
+    first_width = after["first"]["crop"][3]
+    moved = 2 * left / first_width * (-1 if after["first"]["mirrored"] else 1)
+    assert value(page, "egocentric.x") - shown == pytest.approx(moved, abs=0.002)
+    assert value(page, "allocentric.left") == pytest.approx((left - before["first"]["crop"][1]) / width, abs=0.001)
+
+    drag(page, corner, stage["width"] / 2, stage["height"] / 4)
+    assert state(page)["second"]["crop"] == pytest.approx([top, left, tall + height / 4, wide + width / 2], rel=0.03)
+    drag(page, page.locator(".crop.second .frame"), 5000, 5000)
+    top, left, tall, wide = state(page)["second"]["crop"]
+    assert (top + tall, left + wide) == pytest.approx((height, width)), "it stays inside of the image"
+
+
+def test_a_crop_below_the_other_can_be_taken(visit):
+    page = visit("stec")
+    page.locator(".crop.first").focus()
+    for _ in range(40):
+        for key in ("Shift+ArrowLeft", "Shift+ArrowUp"):
+            page.keyboard.press(key)
+    page.locator(".crop.second").focus()
+    for _ in range(50):
+        for key in ("ArrowLeft", "ArrowUp", "Shift+ArrowRight", "Shift+ArrowDown"):
+            page.keyboard.press(key)
+    before = state(page)
+    assert before["second"]["crop"] == pytest.approx([0, 0, 32, 32])
+    drag(page, page.locator(".crop.first .frame"), 7, 7)
+    after = state(page)
+    assert after["second"] == before["second"]
+    assert after["first"] != before["first"]
+
+
+def test_a_crop_is_moved_by_keyboard(visit):
+    page = visit("stec")
+    page.locator(".crop.second").focus()
+    mirrored = state(page)["second"]["mirrored"]
+    xx = value(page, "egocentric.xx")
+    picture = page.locator(".stage-row canvas").nth(1)
+    before = picture.evaluate("canvas => canvas.toDataURL()")
+    page.keyboard.press("m")
+    assert state(page)["second"]["mirrored"] is not mirrored
+    assert value(page, "egocentric.xx") == pytest.approx(-xx, abs=1e-3)
+    assert picture.evaluate("canvas => canvas.toDataURL()") != before
+    for _ in range(60):
+        page.keyboard.press("Shift+ArrowLeft")
+    assert state(page)["second"]["crop"][3] == pytest.approx(0.08 * 32)
+    for _ in range(60):
+        page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowRight")
+    assert state(page)["second"]["crop"][1] == pytest.approx(32 / 50)
+    assert page.locator(".crop.second").get_attribute("aria-label").startswith("crop x′: left 0.6, top")
+
+
+def test_moving_both_crops_leaves_the_egocentric_action_alone(visit):
+    page = visit("stec")
+    for name in ("first", "second"):
+        page.locator(f".crop.{name}").focus()
+        for key in ("Shift+ArrowLeft", "Shift+ArrowUp"):
+            for _ in range(30):
+                page.keyboard.press(key)
+    page.check("#together")
+    page.locator(".crop.first").focus()
+    own = [f"egocentric.{part}" for part in ("xx", "x", "yy", "y")]
+    before, paper = [value(page, key) for key in own], value(page, "paper.x")
+    crop = state(page)["first"]["crop"]
+    for key in ("ArrowLeft", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    assert state(page)["first"]["crop"] != crop
+    assert [value(page, key) for key in own] == before
+    assert value(page, "paper.x") != paper
+
+
+def test_another_image_and_a_swap(visit):
+    page = visit("stec")
+    first = state(page)
+    page.click('.thumbs [aria-label="image 5"]')
+    chosen = state(page)
+    assert chosen != first
+    page.click("text=Swap x and x′")
+    assert state(page) == {"first": chosen["second"], "second": chosen["first"]}
+    page.click("text=Reset")
+    assert state(page) == chosen
+    page.click("[data-mirror=first]")
+    assert state(page)["first"]["mirrored"] is not chosen["first"]["mirrored"]
+
+
+def test_a_finger_drags_as_well(visit):
+    page = visit("stec", **PHONE)
+    page.locator(".stage").scroll_into_view_if_needed()
+    page.locator(".crop.second").focus()
+    for _ in range(30):
+        page.keyboard.press("Shift+ArrowLeft")
+        page.keyboard.press("Shift+ArrowUp")
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowUp")
+    box = page.locator(".crop.second .frame").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    session = page.context.new_cdp_session(page)
+    for kind, shift in (("touchStart", 0), ("touchMove", 30), ("touchMove", 60), ("touchEnd", None)):
+        points = [] if shift is None else [{"x": x + shift, "y": y + shift}]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        page.wait_for_timeout(50)  # a finger is slower than a frame
+    stage = page.locator(".stage").bounding_box()
+    top, left, _, _ = state(page)["second"]["crop"]
+    assert (top, left) == pytest.approx((32 * 60 / stage["width"],) * 2, rel=0.05)
