@@ -173,7 +173,7 @@ def bench(
         out.write_text(json.dumps(result, indent=2) + "\n")
 
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")]
 Images = Annotated[int, typer.Option(min=2, help="How many images to look at.")]
 Seed = Annotated[int, typer.Option(min=0, help="Which images, which views of them, and UMAP's own chance.")]
 
