@@ -238,7 +238,9 @@ def experiment(
                 finished.add(to_run(outcome.job, finished))
             else:
                 failures[reason] = failures.get(reason, 0) + 1
-            watcher.note(f"{number} of {len(jobs)}: {outcome.job.name} {'failed: ' + reason if reason else 'done'}")
+            watcher.note(
+                f"{number} of {len(jobs)}: {outcome.job.name} {'failed: ' + escape(reason) if reason else 'done'}"
+            )
     _show(chosen, finished, json_file)
     if failures:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in failures.items())
@@ -264,7 +266,7 @@ def results_add(
     finished = Book(book)
     for run in [read_run(path, finished, data) for path in runs]:
         new = finished.add(run, replace)
-        changes = " ".join(["", *run.overrides])
+        changes = escape(" ".join(["", *run.overrides]))
         console.print(
             f"{'added' if new else 'already there'}: {run.recipe}{changes}, {run.data}, seed {run.seed} ({run.hash})",
             highlight=False, soft_wrap=True,
@@ -299,12 +301,18 @@ def results_write(
 
 def _show(chosen: Experiment, book: Book, json_file: Path | None) -> None:
     from stec.experiments.display import show_measured
+    from stec.experiments.figures import draw
     from stec.experiments.measured import measure
 
     measured = measure(chosen, book)
     show_measured(console, measured)
     if json_file is not None:
         json_file.write_text(json.dumps(measured.to_json(), indent=2) + "\n")
+    try:
+        for file in draw(measured, book.path.parent / "figures"):
+            console.print(f"drawn: {file}", highlight=False, soft_wrap=True)
+    except UserError as error:  # matplotlib is not installed; the numbers are there all the same
+        _hint(escape(str(error)))
 
 
 def _recipe_and_config(words: list[str]) -> tuple[str, Config]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -65,14 +66,14 @@ def show_plan(
         )
     if unknown:
         parts.append(f"{unknown} unknown: nothing comparable was measured yet")
-    console.print(Text("; ".join(parts) if todo else "nothing is missing"), soft_wrap=True)
+    console.print(Text("; ".join(parts) if todo else "nothing is missing"))
 
 
 def _print(console: Console, table: Table) -> None:
     shown = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for i, name in enumerate(table.header):
         left = i == 0 or name == "recipe"
-        title = Text(name if left else name.replace(" ", "\n", 1))
+        title = Text(name if left else re.sub(r" (?=\w)", "\n", name))
         # Only the first column may break its lines, and only between words.
         words = [word for row in table.rows for word in row[0].split()] if i == 0 else []
         least = max(map(len, words), default=None)

@@ -28,8 +28,10 @@ from stec.experiments.settings import hash_of, settings_of
 
 FIGURES = ("points", "best", "sweep", "curves")
 _KEYS = {"about", "notes", "base", "overrides", "seeds", "metrics", "columns", "cells", "compare", "figure"}
+_KINDS = {"notes": list, "seeds": int, "metrics": list, "columns": dict, "cells": list, "compare": list}
+_SPOKEN = {int: "whole number", list: "list", dict: "mapping of keys to values"}
 _COLUMN_KEYS = {"metric", "overrides", "data", "published", "label"}
-_CELL_KEYS = {"column", "row", "recipe", "overrides", "data", "published", "x"}
+_CELL_KEYS = {"column", "row", "recipe", "overrides", "data", "published"}
 
 
 class Published(NamedTuple):
@@ -50,7 +52,6 @@ class Cell:
     data: str  # name of the images
     metrics: tuple[str, ...]  # the first is the one that was published
     published: dict[str, Published]  # metric -> number
-    x: float | None  # where a sweep draws it
     config: Config  # of its run with seed 0
     hash: str  # of its settings
 
@@ -92,6 +93,8 @@ def load_experiment(name: str) -> Experiment:
     columns: dict[str, dict[str, Any]] = content.get("columns", {})
     for column in columns.values():
         _check(name, column, _COLUMN_KEYS)
+    for entry in content["cells"]:
+        _check(name, entry, _CELL_KEYS)
     metrics = tuple(content.get("metrics", ("linear_online",)))
     cells = tuple(
         _cell(name, entry, content, columns.get(entry.get("column", ""), {}), metrics) for entry in content["cells"]
@@ -108,7 +111,7 @@ def load_experiment(name: str) -> Experiment:
         name=Path(name).stem,
         about=content.get("about", name),
         notes=tuple(content.get("notes", ())),
-        seeds=int(content.get("seeds", 1)),
+        seeds=content.get("seeds", 1),
         cells=cells,
         best={column: parse_published(keys["published"]) for column, keys in columns.items() if "published" in keys},
         compare=compare,
@@ -129,7 +132,6 @@ def parse_published(text: Any) -> Published:
 def _cell(
     name: str, entry: dict[str, Any], content: dict[str, Any], column: dict[str, Any], metrics: tuple[str, ...]
 ) -> Cell:
-    _check(name, entry, _CELL_KEYS)
     for key in ("row", "recipe"):
         if key not in entry:
             raise UserError(f"{name}: a cell without '{key}': {entry}")
@@ -149,7 +151,6 @@ def _cell(
         data=data,
         metrics=metrics,
         published={metric: parse_published(text) for metric, text in published.items()},
-        x=entry.get("x"),
         config=config,
         hash=hash_of(settings_of(config, data)),
     )
@@ -173,6 +174,9 @@ def _read(name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{name}: an experiment is a mapping of keys to values")
     _check(name, content, _KEYS)
+    for key, kind in _KINDS.items():
+        if not isinstance(content.get(key, kind()), kind):
+            raise UserError(f"{name}: {key}: {content[key]}: should be a {_SPOKEN[kind]}")
     if "base" in content:
         content = _read(content.pop("base")) | content
     if not content.get("cells"):

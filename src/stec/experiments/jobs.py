@@ -86,8 +86,10 @@ def make_job(cell: Cell, seed: int, words: Sequence[str], places: Mapping[str, P
         changed = differences(settings, settings_of(cell.config, cell.data))
         raise UserError(
             f"{' '.join(changed)}: would change the results, which an experiment fixes; 'stec pretrain' is free to "
-            f"({', '.join(sorted(NEUTRAL - {'seed', 'data.source'}))} can be given)"
+            f"({', '.join(sorted(NEUTRAL - {'seed', 'data.source', 'devices'}))} can be given)"
         )
+    if config.devices > 1:
+        raise UserError("devices: every run of an experiment takes one device; --engine local uses all GPUs at once")
     return Job(cell.hash, cell.data, cell.recipe, config, runs / f"{cell.recipe}-{cell.hash}-seed{seed}")
 
 

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from stec.config import Config
-from stec.method import METHODS, fix_settings, pairing_of
+from stec.method import METHODS, Pairing, fix_settings, pairing_of
 
 Settings = dict[str, Any]  # dotted key -> value
 
@@ -57,8 +57,9 @@ def differences(settings: Settings, other: Settings) -> list[str]:
     return [f"{key}={value}" for key, value in settings.items() if key != "data" and other.get(key, value) != value]
 
 
-def _same(one: Any, other: Any) -> bool:
-    return dataclasses.replace(one, about="") == dataclasses.replace(other, about="")
+def _same(one: Pairing, other: Pairing) -> bool:
+    """But for what is counted by itself: the weight of the turn, and what a name fixes in the manipulation model."""
+    return (one.identity, one.manipulation) == (other.identity, other.manipulation)
 
 
 def _flatten(tree: dict[str, Any], prefix: str = "") -> Settings:

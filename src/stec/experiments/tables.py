@@ -37,9 +37,15 @@ def table_of(group: Group) -> Table:
     first, *others = group.metrics
     several = any(line.n > 1 for line in lines)
     known = {metric for line in lines for metric in line.published}
-    header = ["", *(["published"] if first in known else []), _name(first), *(["std", "95 %"] if several else []), "n"]
+    header = [
+        "",
+        *(["published"] if first in known else []),
+        name_of(first),
+        *(["std", "95 %"] if several else []),
+        "n",
+    ]
     for metric in others:
-        header += ["published", _name(metric)] if metric in known else [_name(metric)]
+        header += ["published", name_of(metric)] if metric in known else [name_of(metric)]
     rows = []
     for line in lines:
         signed = line.cell is None
@@ -57,8 +63,6 @@ def table_of(group: Group) -> Table:
             row += [_published(line.published.get(metric), signed)] if metric in known else []
             row.append(_with_interval(metric, line.measured.get(metric), signed))
         rows.append(row)
-    if len(group.differences) == 1:
-        rows[-1][0] = "paired difference"
     return Table(header, rows)
 
 
@@ -113,7 +117,8 @@ def _markdown(table: Table) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in (table.header, rule, *escaped))
 
 
-def _name(metric: str) -> str:
+def name_of(metric: str) -> str:
+    """What a table calls a metric."""
     return NAMES.get(metric, metric.replace("_", " "))
 
 
