@@ -21,7 +21,6 @@ from stec.errors import UserError
 
 if TYPE_CHECKING:
     from stec.experiments.book import Book
-    from stec.experiments.experiment import Experiment
 
 # Threads that wait for each other soon sleep instead of spinning: hardly slower on idle cores, and several times faster
 # where other programs use them too. OpenMP reads this when PyTorch is loaded, which is why no import above loads it.
@@ -179,6 +178,8 @@ def bench(
 
 BookPath = Annotated[Path, typer.Option(help="The book of finished runs.")]
 BOOK = Path("results/runs.jsonl")
+Only = Annotated[list[str] | None, typer.Option(metavar="WORD", help="Only cells of this row, recipe or data.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file.")]
 
 
 @app.command()
@@ -189,7 +190,7 @@ def experiment(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what is missing, and its cost.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of every cell; default: the experiment's.")] = None,
-    only: Annotated[list[str] | None, typer.Option(metavar="WORD", help="Only cells with this word in them.")] = None,
+    only: Only = None,
     data: Annotated[
         list[str] | None, typer.Option(metavar="NAME=SOURCE:PATH", help="Where images lie: cifar10=arrays:PATH.")
     ] = None,
@@ -198,7 +199,7 @@ def experiment(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
     book: BookPath = BOOK,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """A table or figure of the paper: makes the runs that are missing, shows published beside measured.
 
@@ -213,38 +214,23 @@ def experiment(
     from stec.experiments.book import Book
     from stec.experiments.display import show_plan
     from stec.experiments.engine import create_engine
-    from stec.experiments.jobs import choose, make_job, missing, parse_place, to_run
+    from stec.experiments.jobs import choose, missing, parse_place
+    from stec.experiments.running import run_missing
     from stec.progress import Watcher
 
-    worker = create_engine(engine)
+    worker, places = create_engine(engine), dict(parse_place(text) for text in data or [])
     chosen = choose(load_experiment(name), only or [])
     finished = Book(book)
     todo = missing(chosen, finished, seeds or chosen.seeds)
     if dry_run:
         show_plan(console, chosen, finished, todo, seeds or chosen.seeds)
         return
-    places = dict(parse_place(text) for text in data or [])
-    failures: dict[str, int] = {}
-    jobs = []
-    for cell, seed in todo:
-        try:
-            jobs.append(make_job(cell, seed, words or [], places, out))
-        except UserError as error:
-            failures[str(error)] = failures.get(str(error), 0) + 1
     with Watcher(console) as watcher:
-        for number, outcome in enumerate(worker.run(jobs, watcher), 1):
-            reason = outcome.error
-            if reason is None:
-                finished.add(to_run(outcome.job, finished))
-            else:
-                failures[reason] = failures.get(reason, 0) + 1
-            watcher.note(
-                f"{number} of {len(jobs)}: {outcome.job.name} {'failed: ' + escape(reason) if reason else 'done'}"
-            )
-    _show(chosen, finished, json_file)
+        failures = run_missing(todo, finished, words or [], places, out, worker, watcher)
+    _show(name, only or [], finished, json_file)
     if failures:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in failures.items())
-        raise UserError(f"{sum(failures.values())} of {len(todo)} runs could not be made: {reasons}")
+        raise UserError(f"{failures.total()} of {len(todo)} runs could not be made: {reasons}")
 
 
 results_app = typer.Typer(no_args_is_help=True, help="The book of finished runs, and the tables made from it.")
@@ -276,14 +262,14 @@ def results_add(
 @results_app.command("show")
 def results_show(
     name: Annotated[str, typer.Argument(help="An experiment.")],
+    only: Only = None,
     book: BookPath = BOOK,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Published beside measured, from the book as it is: runs nothing."""
     from stec.experiments.book import Book
-    from stec.experiments.experiment import load_experiment
 
-    _show(load_experiment(name), Book(book), json_file)
+    _show(name, only or [], Book(book), json_file)
 
 
 @results_app.command("write")
@@ -299,17 +285,20 @@ def results_write(
     console.print(f"{page}: {'tables made anew' if changed else 'up to date'}", highlight=False)
 
 
-def _show(chosen: Experiment, book: Book, json_file: Path | None) -> None:
+def _show(name: str, only: list[str], book: Book, json_file: Path | None) -> None:
     from stec.experiments.display import show_measured
+    from stec.experiments.experiment import load_experiment
     from stec.experiments.figures import draw
+    from stec.experiments.jobs import choose
     from stec.experiments.measured import measure
 
-    measured = measure(chosen, book)
+    whole = load_experiment(name)
+    measured = measure(choose(whole, only), book)
     show_measured(console, measured)
     if json_file is not None:
         json_file.write_text(json.dumps(measured.to_json(), indent=2) + "\n")
     try:
-        for file in draw(measured, book.path.parent / "figures"):
+        for file in draw(measure(whole, book), book.path.parent / "figures"):
             console.print(f"drawn: {file}", highlight=False, soft_wrap=True)
     except UserError as error:  # matplotlib is not installed; the numbers are there all the same
         _hint(escape(str(error)))

@@ -85,7 +85,7 @@ def test_what_cannot_be_run_does_not_stop_the_rest(stec, tmp_path):
         (("experiment", "shapes-demo", "epochs=1"), "epochs=1: would change the results"),
         (("experiment", "shapes-demo", "epoch=1"), "unknown key 'epoch'"),
         (("experiment", "shapes-demo", "--engine", "rya"), "--engine rya"),
-        (("experiment", "shapes-demo", "--only", "nothing"), "no cell of shapes-demo"),
+        (("experiment", "shapes-demo", "--only", "nothing"), "no such row, recipe or data in shapes-demo"),
         (("experiment", "shapes-demo", "--data", "x"), "expected NAME=SOURCE:PATH"),
         (("results", "add", "nowhere"), "not a run folder"),
         (("results", "show", "tabel1"), "did you mean 'table1'"),

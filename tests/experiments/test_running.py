@@ -167,7 +167,11 @@ def test_only_some_cells():
     table = load_experiment("table1")
     chosen = choose(table, ["cifar10-resnet18", "SimCLR"])
     assert [(cell.column, cell.row) for cell in chosen.cells] == [("CIFAR-10, ResNet-18", "SimCLR")]
-    with pytest.raises(UserError, match="no cell of table1"):
+    whole = choose(table, ["cifar10-resnet18-stec"])
+    assert [cell.row for cell in whole.cells] == ["S-TEC"], "a whole name goes before a part of one"
+    assert {cell.data for cell in choose(table, ["cifar10"]).cells} == {"cifar10"}
+    assert {cell.row for cell in choose(table, ["stec"]).cells} == {"S-TEC", "S-TEC*"}
+    with pytest.raises(UserError, match="no such row, recipe or data in table1"):
         choose(table, ["cifar11"])
 
 

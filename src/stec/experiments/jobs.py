@@ -45,15 +45,18 @@ class Job:
 
 
 def choose(experiment: Experiment, words: Sequence[str]) -> Experiment:
-    """The experiment with only those cells that have all the words in their names, recipe, overrides or data."""
-
-    def text(cell: Cell) -> list[str]:
-        return [cell.column.lower(), cell.row.lower(), cell.recipe, cell.data, *cell.words]
-
-    cells = tuple(c for c in experiment.cells if all(any(word.lower() in part for part in text(c)) for word in words))
+    """With only those cells that every word fits: as their row, column, recipe or data, or else as a part of one."""
+    cells = experiment.cells
+    for word in words:
+        whole = [cell for cell in cells if word.lower() in _names(cell)]
+        cells = tuple(whole or [cell for cell in cells if any(word.lower() in name for name in _names(cell))])
     if not cells:
-        raise UserError(f"--only {' '.join(words)}: no cell of {experiment.name} has that in its name, recipe or data")
+        raise UserError(f"--only {' '.join(words)}: no such row, recipe or data in {experiment.name}")
     return replace(experiment, cells=cells)
+
+
+def _names(cell: Cell) -> list[str]:
+    return [name.lower() for name in (cell.column, cell.row, cell.recipe, cell.data)]
 
 
 def missing(experiment: Experiment, book: Book, seeds: int) -> list[tuple[Cell, int]]:
