@@ -2,14 +2,17 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from tiny_runs import TINY, Silent
 
+import stec
 from stec.errors import UserError
 from stec.experiments.book import Book, locked
 from stec.experiments.engine import Here, Local, create_engine
@@ -173,6 +176,32 @@ def test_only_some_cells():
     assert {cell.row for cell in choose(table, ["stec"]).cells} == {"S-TEC", "S-TEC*"}
     with pytest.raises(UserError, match="no such row, recipe or data in table1"):
         choose(table, ["cifar11"])
+
+
+def test_a_run_written_down_does_not_mark_the_next_as_changed(tmp_path):
+    """The book may lie in the repository of the source; only the source itself counts."""
+    package = tmp_path / "src" / "stec"
+    shutil.copytree(Path(stec.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    book = tmp_path / "results" / "runs.jsonl"
+    book.parent.mkdir()
+    book.write_text("")
+
+    def call(*words):
+        return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+
+    def commit():
+        return call(sys.executable, "-c", "from stec import provenance; print(provenance.commit())")
+
+    call("git", "init", "-q")
+    call("git", "add", "-A")
+    call("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all")
+    head = call("git", "rev-parse", "--short=12", "HEAD")
+    book.write_text("a line")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path / "src"))
+        assert commit() == head
+        (package / "views.py").write_text("# edited")
+        assert commit() == f"{head}+changes"
 
 
 def test_engines_have_names():
