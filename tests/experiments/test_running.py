@@ -145,8 +145,9 @@ def test_words_may_say_where_and_how_but_not_what(grid, tmp_path):
     assert (job.config.log_every, job.config.seed, job.hash) == (7, 3, cell.hash)
     with pytest.raises(UserError, match=r"epochs=3: would change the results"):
         make_job(cell, 0, ["epochs=3"], {}, tmp_path)
-    with pytest.raises(UserError, match="one device"):
-        make_job(cell, 0, ["devices=2"], {}, tmp_path)
+    for word, reason in (("devices=2", "one device"), ("data.source=arrays", "--data NAME"), ("seed=3", "--seeds N")):
+        with pytest.raises(UserError, match=reason):
+            make_job(cell, 0, [word], {}, tmp_path)
 
 
 def test_images_are_found_by_their_name(tmp_path):
@@ -207,5 +208,6 @@ def test_a_run_written_down_does_not_mark_the_next_as_changed(tmp_path):
 def test_engines_have_names():
     assert isinstance(create_engine(None), Here)
     assert isinstance(create_engine("local"), Local)
+    assert list(Local().run([], Silent())) == [], "nothing to do is no mistake"
     with pytest.raises(UserError, match="did you mean 'local'"):
         create_engine("locla")

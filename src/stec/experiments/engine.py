@@ -47,6 +47,8 @@ class Local:
         """Each process sees one GPU."""
         import torch
 
+        if not jobs:
+            return
         gpus = torch.cuda.device_count()
         count = min(self.processes or max(1, gpus), len(jobs))
         context = multiprocessing.get_context("spawn")

@@ -20,6 +20,8 @@ from stec.reporter import Reporter
 from stec.run import CHECKPOINT, SUMMARY, RunFolder
 from stec.training import pretrain
 
+_NOT_GIVEN = {"seed", "data.source", "devices"}  # keys that an experiment sets itself
+
 
 class Place(NamedTuple):
     """Where a set of images lies."""
@@ -79,6 +81,11 @@ def make_job(cell: Cell, seed: int, words: Sequence[str], places: Mapping[str, P
         places: where images lie, by their name; the recipe's own place where there is none.
         runs: folder of all run folders.
     """
+    for word in words:
+        if word.startswith("data.source="):
+            raise UserError(f"{word}: which images would these be? Use --data NAME=SOURCE:PATH, with their name")
+        if word.startswith("seed="):
+            raise UserError(f"{word}: an experiment counts seeds from 0; --seeds N makes that many runs of a cell")
     place = places.get(cell.data)
     if place is None and (cell.data not in SOURCES or cell.data in STORED):
         raise UserError(f"say where {cell.data} lies: --data {cell.data}=folder:PATH (or arrays:PATH)")
@@ -89,7 +96,7 @@ def make_job(cell: Cell, seed: int, words: Sequence[str], places: Mapping[str, P
         changed = differences(settings, settings_of(cell.config, cell.data))
         raise UserError(
             f"{' '.join(changed)}: would change the results, which an experiment fixes; 'stec pretrain' is free to "
-            f"({', '.join(sorted(NEUTRAL - {'seed', 'data.source', 'devices'}))} can be given)"
+            f"({', '.join(sorted(NEUTRAL - _NOT_GIVEN))} can be given)"
         )
     if config.devices > 1:
         raise UserError("devices: every run of an experiment takes one device; --engine local uses all GPUs at once")
