@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from tiny_runs import Runner
+
+from stec import cli
 
 
 @pytest.fixture(autouse=True)
@@ -19,3 +23,22 @@ def _one_thread():
 @pytest.fixture
 def train(tmp_path) -> Runner:
     return Runner(tmp_path)
+
+
+@pytest.fixture
+def stec(monkeypatch, capsys, tmp_path):
+    """Runs `stec WORDS` in an empty folder -> exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["stec", *words])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call

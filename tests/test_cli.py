@@ -5,31 +5,10 @@ import os
 import subprocess
 import sys
 
-import pytest
 from PIL import Image
 from tiny_runs import TINY
 
-from stec import cli
 from stec.config import load
-
-
-@pytest.fixture
-def stec(monkeypatch, capsys, tmp_path):
-    """Runs `stec WORDS` in an empty folder -> exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["stec", *words])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def refused(result, *parts):

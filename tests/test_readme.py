@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from stec.config import load, recipe_names
+from stec.experiments.experiment import experiment_names
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -28,6 +29,12 @@ def test_the_commands_name_recipes_and_keys_that_exist():
         recipe = next((word for word in words if "=" not in word), "default")
         assert recipe in recipe_names()
         load(recipe, [word for word in words if "=" in word])
+
+
+def test_the_experiments_that_are_named_exist():
+    named = re.findall(r"stec experiment ([a-z][\w-]*)(?!\S)", README)
+    assert named
+    assert set(named) <= set(experiment_names())
 
 
 def test_links_lead_somewhere():

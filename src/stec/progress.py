@@ -42,7 +42,7 @@ class Watcher:
 
     def note(self, text: str) -> None:
         """A line of its own."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def progress(self, progress: Progress) -> None:
         """Redraws the live line, or writes a plain one every few seconds and at the end."""

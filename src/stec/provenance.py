@@ -21,13 +21,15 @@ def commit() -> str:
     Where the source is a copy without git, as in a container, $STEC_COMMIT may name it; failing that, the version.
     """
 
+    folder = Path(__file__).parent
+
     def git(*words: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *words]
+        command = ["git", "-C", str(folder), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", __file__)
-        changed = git("status", "--porcelain", "--untracked-files=no")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(folder))  # results are no source
         return git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("STEC_COMMIT", f"v{stec.__version__}")

@@ -1,0 +1,142 @@
+"""The book of finished runs, `results/runs.jsonl`: one line each, with all that is needed to judge and repeat it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from stec.config import load, recipe_names
+from stec.errors import UserError
+from stec.experiments.settings import Settings, differences, hash_of, settings_of
+from stec.run import SUMMARY, RunFolder, replacing
+
+POINTS = 100  # of a learning curve that are kept
+CURVES = (
+    "identity", "identity_accuracy", "manipulation", "manipulation_accuracy", "turn", "turn_accuracy", "probe_accuracy",
+)  # fmt: skip
+STORED = ("arrays", "folder")  # sources that hold any images
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    hash: str  # of the settings
+    seed: int
+    data: str  # name of the images, such as "cifar10"
+    recipe: str
+    overrides: list[str]  # what the settings change in the recipe
+    settings: Settings  # all that decides the result, but the seed
+    summary: dict[str, Any]  # summary.json, whole: accuracies, data fingerprint, hardware, commit, versions
+    curve: dict[str, list[float]]  # at most POINTS values of each metric, and of `epoch`
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What no two runs of a book share."""
+        return self.hash, self.seed
+
+    def metric(self, name: str) -> float | None:
+        """A number of the summary or of the last line of metrics."""
+        final = self.summary.get("final_metrics") or {}
+        value = self.summary.get(name, final.get(name))
+        return None if value is None else float(value)
+
+
+class Book:
+    """The lines of a file. Every change is on the disk before the call returns; several processes may write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.runs: dict[tuple[str, int], Run] = {}
+        self._read()
+
+    def _read(self) -> None:
+        lines = self.path.read_text().splitlines() if self.path.is_file() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                run = Run(**json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise UserError(f"{self.path}, line {number}: not a run ({error}); repair or delete it") from None
+            self.runs[run.key] = run
+
+    def add(self, run: Run, replace: bool = False) -> bool:
+        """Writes a run down. The same one again changes nothing (False); another in its place needs `replace`."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.path.parent):
+            self._read()
+            old = self.runs.get(run.key)
+            if old == run:
+                return False
+            if old is not None and not replace:
+                raise UserError(
+                    f"{self.path} has {run.recipe} seed {run.seed} with these settings already, from commit "
+                    f"{old.summary.get('commit')}; --replace puts this one in its place"
+                )
+            self.runs[run.key] = run
+            with replacing(self.path) as part:
+                part.write_text("".join(json.dumps(asdict(run)) + "\n" for run in self.runs.values()))
+        return True
+
+    def name_of(self, fingerprint: str) -> str | None:
+        """What images with this fingerprint were called before."""
+        return next((r.data for r in self.runs.values() if r.summary.get("data_fingerprint") == fingerprint), None)
+
+
+def read_run(path: Path, book: Book, data: str | None = None) -> Run:
+    """A run folder as a line of the book.
+
+    Args:
+        path: of the folder.
+        book: which may know the images by their fingerprint.
+        data: name of the images, where the folder's config does not say it (sources `arrays` and `folder`).
+    """
+    folder = RunFolder.open(path)
+    if not (path / SUMMARY).is_file():
+        raise UserError(f"{path} is not finished: it has no {SUMMARY}; stec pretrain --resume {path} continues it")
+    config, summary = folder.config(), json.loads((path / SUMMARY).read_text())
+    source = config.data.source
+    if data is None:
+        data = book.name_of(summary["data_fingerprint"]) if source in STORED else source
+    if data is None:
+        raise UserError(
+            f"{path}: trained on {source} files of no known name; say which images they are with --data NAME"
+        )
+    if source not in STORED and data != source:
+        raise UserError(f"{path} was trained on {source}, not on {data}")
+    settings = settings_of(config, data)
+    recipe = folder.recipe
+    base = load(recipe) if recipe in recipe_names() else None
+    words = differences(settings, settings_of(base, data)) if base is not None else []
+    metrics = folder.metrics()
+    if summary["views_per_second"] is None and metrics:  # killed after its last epoch and resumed
+        summary["views_per_second"] = round(median(line["views_per_second"] for line in metrics))
+    return Run(hash_of(settings), config.seed, data, recipe, words, settings, summary, thin(metrics))
+
+
+def thin(metrics: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """At most POINTS lines of the metrics, evenly chosen, the last among them."""
+    step = max(1, -(-len(metrics) // POINTS))
+    chosen = metrics[::-step][::-1]
+    names = [name for name in ("epoch", *CURVES) if metrics and name in metrics[-1]]
+    return {name: [float(f"{line[name]:.4g}") for line in chosen] for name in names}
+
+
+@contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Holds a folder, or a file made for it, alone; the system lets it go when the process ends, however it ends."""
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise UserError(f"another process is at work on this run ({path} is locked)") from None
+        yield
+    finally:
+        os.close(handle)

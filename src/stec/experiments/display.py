@@ -1,0 +1,83 @@
+"""What a person sees of an experiment in a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from stec.experiments.book import Book
+from stec.experiments.cost import measured_speeds, minutes
+from stec.experiments.experiment import Cell, Experiment
+from stec.experiments.measured import Measured
+from stec.experiments.tables import Table, provenance_of, table_of
+
+
+def show_measured(console: Console, measured: Measured) -> None:
+    """Published beside measured."""
+    console.print(Text(measured.experiment.about, style="bold"))
+    for group in measured.groups:
+        console.print()
+        if group.column:
+            console.print(Text(group.column, style="bold"))
+        _print(console, table_of(group))
+    console.print()
+    for note in measured.experiment.notes:
+        console.print(Text(f"- {' '.join(note.split())}", style="dim"))
+    several = any(line.n > 1 for group in measured.groups for line in group.lines)
+    if several:
+        console.print(Text("- ± and 95 %: half the t-interval of the mean; differences are over paired seeds", "dim"))
+    console.print(Text(f"- {provenance_of(measured)}", style="dim"))
+
+
+def show_plan(
+    console: Console, experiment: Experiment, book: Book, todo: Sequence[tuple[Cell, int]], seeds: int
+) -> None:
+    """What is there, what is missing, and what it would cost."""
+    speeds = measured_speeds(book)
+    console.print(Text(experiment.about, style="bold"))
+    total, unknown, devices = 0.0, 0, set()
+    shown: set[str] = set()
+    for column in experiment.columns:
+        rows = []
+        for cell in (cell for cell in experiment.cells if cell.column == column):
+            lacking = sum(found.hash == cell.hash for found, _ in todo)
+            cost = minutes(cell, speeds)
+            text = "-" if not lacking else "unknown" if cost is None else f"{lacking * cost[0]:,.1f}"
+            rows.append([cell.row, cell.recipe, f"{seeds - lacking} of {seeds}", str(lacking), text])
+            if cell.hash in shown:
+                continue
+            shown.add(cell.hash)
+            if cost is None:
+                unknown += lacking
+            elif lacking:
+                total += lacking * cost[0]
+                devices.add(cost[1])
+        console.print()
+        _print(console, Table([column, "recipe", "there", "missing", "minutes"], rows))
+    console.print()
+    parts = [f"{len(todo)} runs missing"]
+    if total:
+        parts.append(
+            f"{len(todo) - unknown} of them {total:,.0f} minutes on {' or '.join(sorted(devices))}, at measured speed"
+        )
+    if unknown:
+        parts.append(f"{unknown} unknown: nothing comparable was measured yet")
+    console.print(Text("; ".join(parts) if todo else "nothing is missing"))
+
+
+def _print(console: Console, table: Table) -> None:
+    shown = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for i, name in enumerate(table.header):
+        left = i == 0 or name == "recipe"
+        title = Text(name if left else re.sub(r" (?=\w)", "\n", name))
+        # Only the first column may break its lines, and only between words.
+        words = [word for row in table.rows for word in row[0].split()] if i == 0 else []
+        least = max(map(len, words), default=None)
+        shown.add_column(title, justify="left" if left else "right", no_wrap=i > 0, min_width=least)
+    for row in table.rows:
+        shown.add_row(*map(Text, row))
+    console.print(shown)

@@ -1,0 +1,196 @@
+"""The paper's figures from the book: points with intervals, the best of each kind, sweeps, learning curves.
+
+matplotlib (extra `analysis`) is imported only here, and only when a figure is drawn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stec.errors import UserError
+from stec.experiments.book import Run
+from stec.experiments.measured import Group, Line, Measured
+from stec.experiments.tables import name_of
+
+COLOURS = ("#0b69c7", "#d9480f", "#2b8a3e", "#862e9c", "#e67700", "#087f5b")
+QUIET = "#6a737d"
+CURVES = (
+    ("manipulation", "manipulation loss"),
+    ("manipulation_accuracy", "manipulation accuracy"),
+    ("identity", "identity loss"),
+    ("identity_accuracy", "identity accuracy"),
+)
+BESIDE = 0.18  # how far from its runs a mean stands
+SMOOTH = 5  # points of a learning curve over which the bold line is averaged
+
+
+def draw(measured: Measured, folder: Path) -> list[Path]:
+    """Draws the experiment's figure as PNG and SVG, if it has one and any run to show. -> the files."""
+    kind = measured.experiment.figure
+    groups = [group for group in measured.groups if group.runs]
+    if kind is None or not groups:
+        return []
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError("figures need matplotlib: pip install 'stec[analysis]'") from None
+    name = measured.experiment.name
+    files = []
+    with matplotlib.rc_context({"font.size": 9, "svg.hashsalt": "stec"}):
+        if kind == "curves":
+            figures = {f"{name}-{_slug(group.column)}": _curves(group) for group in groups}
+        else:
+            figures = {name: _FIGURES[kind](measured, groups)}
+        folder.mkdir(parents=True, exist_ok=True)
+        for stem, figure in figures.items():
+            for ending in ("png", "svg"):
+                files.append(folder / f"{stem}.{ending}")
+                # No date, and the same names inside of an SVG every time: the same runs give the same file.
+                figure.savefig(files[-1], dpi=150, metadata={"Date": None} if ending == "svg" else None)
+    return files
+
+
+def _points(measured: Measured, groups: Sequence[Group]) -> Any:
+    """Figure S1: a panel for every setting; every run a point, beside it the mean with its 95 % interval."""
+    figure, panels = _panels(len(groups), columns=4, width=2.4, height=2.9)
+    for panel, group in zip(panels, groups, strict=True):
+        lines = [line for line in group.lines if line.runs]
+        metric = group.metrics[0]
+        for x, line in enumerate(lines):
+            _spread(panel, x, line, metric, COLOURS[x % len(COLOURS)])
+        panel.set_xticks(range(len(lines)), [f"{line.row}\nn = {line.n}" for line in lines])
+        panel.set_xlim(-0.6, len(lines) - 0.4)
+        panel.set_title(group.column or measured.experiment.name, fontsize=9)
+        panel.set_ylabel(f"{name_of(metric)} (%)")
+    _explain(
+        figure, panels, published=any(_published(line, g.metrics[0]) for g in groups for line in g.lines if line.runs)
+    )
+    return figure
+
+
+def _best(measured: Measured, groups: Sequence[Group]) -> Any:
+    """Figure 3A: the best row of every kind."""
+    figure, (panel,) = _panels(1, columns=1, width=1.6 + 1.5 * len(groups), height=3.4)
+    for x, group in enumerate(groups):
+        if group.best is not None:
+            _spread(panel, x, group.best, group.metrics[0], COLOURS[x % len(COLOURS)])
+    ticks = [
+        "\n".join(
+            [
+                *group.column.split(", "),
+                (group.best.row if group.best else ""),
+                f"n = {group.best.n if group.best else 0}",
+            ]
+        )
+        for group in groups
+    ]
+    panel.set_xticks(range(len(groups)), ticks)
+    panel.set_xlim(-0.6, len(groups) - 0.4)
+    panel.set_ylabel(f"{name_of(groups[0].metrics[0])} (%)")
+    panel.set_title(measured.experiment.about, fontsize=8, wrap=True)
+    _explain(figure, [panel], published=any(_published(g.best, g.metrics[0]) for g in groups if g.best))
+    return figure
+
+
+def _sweep(measured: Measured, groups: Sequence[Group]) -> Any:
+    """Figure 3B: a panel for every quantity that is varied."""
+    figure, panels = _panels(len(groups), columns=2, width=3.6, height=2.9)
+    for panel, group in zip(panels, groups, strict=True):
+        metric = group.metrics[0]
+        lines = [line for line in group.lines if line.runs]
+        means = [line.measured[metric].mean for line in lines]
+        panel.plot([x + BESIDE for x in range(len(lines))], means, color=COLOURS[0], linewidth=1)
+        for x, line in enumerate(lines):
+            _spread(panel, x, line, metric, COLOURS[0])
+        panel.set_xticks(range(len(lines)), [line.row.replace(" ", "\n") for line in lines])
+        numbers = [line.n for line in lines]
+        each = str(numbers[0]) if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)}"
+        panel.set_xlabel(f"{measured.experiment.labels.get(group.column, group.column)} (n = {each} each)")
+        panel.set_ylabel(f"{name_of(metric)} (%)")
+    _explain(
+        figure, panels, published=any(_published(line, g.metrics[0]) for g in groups for line in g.lines if line.runs)
+    )
+    return figure
+
+
+def _curves(group: Group) -> Any:
+    """Figures S2 to S7: single runs thin, their smoothed mean bold."""
+    lines = [line for line in group.lines if any(run.curve for run in line.runs)]
+    shown = [(key, name) for key, name in CURVES if any(key in run.curve for line in lines for run in line.runs)]
+    figure, panels = _panels(len(shown), columns=2, width=3.6, height=2.5)
+    for panel, (key, name) in zip(panels, shown, strict=True):
+        for line, colour in zip(lines, COLOURS, strict=False):
+            runs = [run for run in line.runs if key in run.curve]
+            for run in runs:
+                panel.plot(run.curve["epoch"], run.curve[key], color=colour, alpha=0.35, linewidth=0.6)
+            if runs:
+                mean = mean_curve(runs, key)
+                panel.plot(*mean, color=colour, linewidth=1.8, label=f"{line.row} (n = {len(runs)})")
+        panel.set_xlabel("epoch")
+        panel.set_ylabel(name)
+        panel.legend(fontsize=7, frameon=False)
+    figure.suptitle(f"{group.column}: training set, mean of the runs bold", fontsize=9)
+    return figure
+
+
+_FIGURES: dict[str, Callable[[Measured, Sequence[Group]], Any]] = {"points": _points, "best": _best, "sweep": _sweep}
+
+
+def mean_curve(runs: Sequence[Run], key: str) -> tuple[list[float], list[float]]:
+    """Epochs and the mean over runs, averaged over SMOOTH neighbours (fewer at the ends)."""
+    import numpy as np
+
+    epochs = np.array(max((run.curve["epoch"] for run in runs), key=len))
+    curves = [np.interp(epochs, run.curve["epoch"], run.curve[key]) for run in runs]
+    mean = np.mean(curves, axis=0)
+    window = np.ones(SMOOTH)
+    smooth = np.convolve(mean, window, "same") / np.convolve(np.ones_like(mean), window, "same")
+    return epochs.tolist(), smooth.tolist()
+
+
+def _spread(panel: Any, x: float, line: Line, metric: str, colour: str) -> None:
+    """Every run as a point; the mean with its interval, and what was published, beside them."""
+    values = [value for run in line.runs if (value := run.metric(metric)) is not None]
+    spread = line.measured[metric]
+    panel.plot([x] * len(values), values, "o", color=colour, alpha=0.45, markersize=4, markeredgewidth=0)
+    if spread.interval is not None:
+        panel.errorbar(x + BESIDE, spread.mean, spread.interval, fmt="_", color=colour, capsize=3, markersize=9)
+    number = _published(line, metric)
+    if number is not None:
+        panel.errorbar(x - BESIDE, number.mean, number.std, fmt="D", color=QUIET, mfc="white", capsize=2, markersize=4)
+
+
+def _published(line: Line, metric: str) -> Any:
+    return line.published.get(metric)
+
+
+def _explain(figure: Any, panels: Sequence[Any], published: bool) -> None:
+    parts = ["points: runs", "bars: mean and 95 % interval (n > 1)"]
+    parts += ["diamonds: published mean (and std)"] if published else []
+    figure.supxlabel("; ".join(parts), fontsize=7, color=QUIET)
+    for panel in panels:
+        panel.margins(y=0.15)
+
+
+def _panels(number: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure
+
+    columns = min(columns, number)
+    rows = -(-number // columns)
+    figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for spare in panels[number:]:
+        spare.remove()
+    for panel in panels[:number]:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(labelsize=8)
+        panel.grid(axis="y", color="#e5e8eb", linewidth=0.6)
+        panel.set_axisbelow(True)
+    return figure, panels[:number]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

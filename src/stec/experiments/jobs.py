@@ -1,0 +1,145 @@
+"""From an experiment to the runs that are missing, and how one of them is done."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from stec.config import Config, load
+from stec.data import SOURCES
+from stec.errors import UserError, nearest
+from stec.experiments.book import STORED, Book, Run, locked, read_run
+from stec.experiments.experiment import Cell, Experiment
+from stec.experiments.settings import NEUTRAL, differences, hash_of, settings_of
+from stec.reporter import Reporter
+from stec.run import CHECKPOINT, SUMMARY, RunFolder
+from stec.training import pretrain
+
+_NOT_GIVEN = {"seed", "data.source", "devices"}  # keys that an experiment sets itself
+
+
+class Place(NamedTuple):
+    """Where a set of images lies."""
+
+    source: str
+    root: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be made. It can be sent to another process."""
+
+    hash: str
+    data: str
+    recipe: str
+    config: Config
+    path: Path  # of the run folder, which its settings and seed name: an interrupted run is found there again
+
+    @property
+    def name(self) -> str:
+        """For a person."""
+        return f"{self.path.name} ({self.config.method}, {self.config.epochs} epochs of {self.data})"
+
+
+def choose(experiment: Experiment, words: Sequence[str]) -> Experiment:
+    """With only those cells that every word fits: as their row, column, recipe or data, or else as a part of one."""
+    cells = experiment.cells
+    for word in words:
+        whole = [cell for cell in cells if word.lower() in _names(cell)]
+        cells = tuple(whole or [cell for cell in cells if any(word.lower() in name for name in _names(cell))])
+    if not cells:
+        raise UserError(f"--only {' '.join(words)}: no such row, recipe or data in {experiment.name}")
+    return replace(experiment, cells=cells)
+
+
+def _names(cell: Cell) -> list[str]:
+    return [name.lower() for name in (cell.column, cell.row, cell.recipe, cell.data)]
+
+
+def missing(experiment: Experiment, book: Book, seeds: int) -> list[tuple[Cell, int]]:
+    """Cells and seeds that the book does not have: every cell once, then every cell a second time, and so on."""
+    found: dict[tuple[str, int], tuple[Cell, int]] = {}
+    for seed in range(seeds):
+        for cell in experiment.cells:
+            if (cell.hash, seed) not in book.runs:
+                found.setdefault((cell.hash, seed), (cell, seed))
+    return list(found.values())
+
+
+def make_job(cell: Cell, seed: int, words: Sequence[str], places: Mapping[str, Place], runs: Path) -> Job:
+    """The run of a cell with one seed.
+
+    Args:
+        cell: what to run.
+        seed: its seed.
+        words: `key=value` that do not change the result.
+        places: where images lie, by their name; the recipe's own place where there is none.
+        runs: folder of all run folders.
+    """
+    for word in words:
+        if word.startswith("data.source="):
+            raise UserError(f"{word}: which images would these be? Use --data NAME=SOURCE:PATH, with their name")
+        if word.startswith("seed="):
+            raise UserError(f"{word}: an experiment counts seeds from 0; --seeds N makes that many runs of a cell")
+    place = places.get(cell.data)
+    if place is None and (cell.data not in SOURCES or cell.data in STORED):
+        raise UserError(f"say where {cell.data} lies: --data {cell.data}=folder:PATH (or arrays:PATH)")
+    where = [f"data.source={place.source}", f"data.root={place.root}"] if place else []
+    config = load(cell.recipe, [*cell.words, *words, *where, f"seed={seed}"])
+    settings = settings_of(config, cell.data)
+    if hash_of(settings) != cell.hash:
+        changed = differences(settings, settings_of(cell.config, cell.data))
+        raise UserError(
+            f"{' '.join(changed)}: would change the results, which an experiment fixes; 'stec pretrain' is free to "
+            f"({', '.join(sorted(NEUTRAL - _NOT_GIVEN))} can be given)"
+        )
+    if config.devices > 1:
+        raise UserError("devices: every run of an experiment takes one device; --engine local uses all GPUs at once")
+    return Job(cell.hash, cell.data, cell.recipe, config, runs / f"{cell.recipe}-{cell.hash}-seed{seed}")
+
+
+def parse_place(text: str) -> tuple[str, Place]:
+    """`cifar10=arrays:data/cifar10` -> the name of the images, and where they are."""
+    name, equals, rest = text.partition("=")
+    source, colon, root = rest.partition(":")
+    if not (name and equals and colon and root):
+        raise UserError(f"--data {text}: expected NAME=SOURCE:PATH, such as imagenette=folder:/data/imagenette")
+    if source not in SOURCES:
+        raise UserError(f"--data {text}: {source}: {nearest(source, SOURCES)}")
+    if source not in STORED and source != name:
+        raise UserError(f"--data {text}: the source {source} holds {source}, not {name}")
+    return name, Place(source, root)
+
+
+def perform(job: Job, reporter: Reporter) -> None:
+    """Trains, or continues where an earlier attempt was interrupted; nothing to do where it had come to its end."""
+    job.path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(job.path.with_name(f".{job.path.name}.lock"), wait=False):
+        if (job.path / SUMMARY).is_file():
+            return
+        interrupted = (job.path / CHECKPOINT).is_file()
+        folder = RunFolder.open(job.path) if interrupted else RunFolder.new(job.path, job.recipe, force=True)
+        _forget_earlier_runs()
+        pretrain(job.config, folder, reporter, resume=interrupted)
+
+
+def _forget_earlier_runs() -> None:
+    """Gives a run the process as if it were the first in it: memory, its peak, and the number of compiled shapes."""
+    gc.collect()
+    torch.compiler.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def to_run(job: Job, book: Book) -> Run:
+    """The finished run as a line of the book, after a look at whether it is the one that was asked for."""
+    run = read_run(job.path, book, job.data)
+    if run.key != (job.hash, job.config.seed):
+        raise UserError(f"{job.path} holds another run than its name says; remove it")
+    return run

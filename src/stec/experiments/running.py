@@ -1,0 +1,53 @@
+"""Makes the runs that an experiment lacks, and writes each down as soon as it has ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stec.errors import UserError
+from stec.experiments.book import Book
+from stec.experiments.engine import Engine
+from stec.experiments.experiment import Cell
+from stec.experiments.jobs import Job, Place, make_job, to_run
+from stec.reporter import Reporter
+
+
+def run_missing(
+    todo: Sequence[tuple[Cell, int]],
+    book: Book,
+    words: Sequence[str],
+    places: Mapping[str, Place],
+    runs: Path,
+    engine: Engine,
+    reporter: Reporter,
+) -> Counter[str]:
+    """Does all that can be done. -> why runs could not be made, and how many each time.
+
+    Args:
+        todo: cells and seeds, as `missing` finds them.
+        book: where finished runs are written down.
+        words: `key=value` that do not change results.
+        places: where images lie, by their name.
+        runs: folder of all run folders.
+        engine: who does it.
+        reporter: who watches.
+    """
+    failures: Counter[str] = Counter()
+    jobs: list[Job] = []
+    for cell, seed in todo:
+        try:
+            jobs.append(make_job(cell, seed, words, places, runs))
+        except UserError as error:
+            failures[str(error)] += 1
+    for number, (job, problem) in enumerate(engine.run(jobs, reporter), 1):
+        if problem is None:
+            try:
+                book.add(to_run(job, book))
+            except UserError as error:
+                problem = str(error)
+        if problem is not None:
+            failures[problem] += 1
+        reporter.note(f"{number} of {len(jobs)}: {job.name} {'done' if problem is None else 'failed: ' + problem}")
+    return failures

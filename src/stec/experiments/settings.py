@@ -1,0 +1,75 @@
+"""What decides a run's result, and what does not: two runs with the same settings are repetitions of each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from stec.config import Config
+from stec.method import METHODS, Pairing, fix_settings, pairing_of
+
+Settings = dict[str, Any]  # dotted key -> value
+
+# Where the data lie, what trains, and how often it tells. Which images they are is kept as `data`; the seed beside it.
+NEUTRAL = frozenset(
+    {
+        "seed", "data.source", "data.root", "data.download", "data.resident", "data.workers", "data.cache",
+        "device", "devices", "compile", "log_every", "checkpoint_every", "baselines",
+    }
+)  # fmt: skip
+
+
+def settings_of(config: Config, data: str) -> Settings:
+    """Every key that changes the result, without those of models that the method does not have.
+
+    Args:
+        config: of the run.
+        data: name of the images, such as "cifar10", however they are stored.
+    """
+    pairing = pairing_of(config.method)
+    turn = pairing.turn if config.lambda_turn is None else config.lambda_turn
+    config = dataclasses.replace(
+        config,
+        method=next(name for name, other in METHODS.items() if _same(other, pairing)),
+        lambda_turn=turn,
+        manipulation=fix_settings(config.method, config.manipulation),
+    )
+    unused = ["data.train_images", "data.test_images"] if data != "shapes" else []
+    if not pairing.manipulation:
+        unused += ["lambda_manip", "manipulation."]
+    if not turn:
+        unused += ["lambda_turn", "turn."]
+    flat = _flatten(dataclasses.asdict(config))
+    kept = {k: v for k, v in flat.items() if k not in NEUTRAL and not k.startswith(tuple(unused))}
+    return {"data": data, **kept}
+
+
+def hash_of(settings: Settings) -> str:
+    """A short name for the settings. A new key leaves it unchanged as long as its default is what was before."""
+    changed = {key: value for key, value in settings.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
+    return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def differences(settings: Settings, other: Settings) -> list[str]:
+    """The `key=value` words that lead from `other` to `settings`."""
+    return [f"{key}={value}" for key, value in settings.items() if key != "data" and other.get(key, value) != value]
+
+
+def _same(one: Pairing, other: Pairing) -> bool:
+    """But for what is counted by itself: the weight of the turn, and what a name fixes in the manipulation model."""
+    return (one.identity, one.manipulation) == (other.identity, other.manipulation)
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> Settings:
+    flat: Settings = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+_DEFAULTS = _flatten(dataclasses.asdict(Config()))

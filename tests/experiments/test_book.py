@@ -1,0 +1,132 @@
+"""The book of finished runs."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic import made_up
+from tiny_runs import TINY
+
+from stec.config import load
+from stec.errors import UserError
+from stec.experiments.book import CURVES, POINTS, Book, read_run, thin
+from stec.experiments.experiment import load_experiment
+from stec.experiments.settings import hash_of, settings_of
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.fixture
+def book(tmp_path):
+    return Book(tmp_path / "results" / "runs.jsonl")
+
+
+@pytest.fixture(scope="module")
+def cells():
+    return load_experiment("shapes-stec").cells
+
+
+def test_a_run_folder_becomes_a_line_with_all_that_is_known(train, book):
+    folder, summary = train("one", "seed=3", "manipulation.k=4")
+    assert book.add(read_run(folder.path, book)) is True
+    (line,) = (json.loads(line) for line in book.path.read_text().splitlines())
+    assert line["summary"] == summary
+    assert {"commit", "data_fingerprint", "device", "torch", "linear", "linear_online", "knn"} <= line["summary"].keys()
+    assert (line["seed"], line["data"], line["recipe"]) == (3, "shapes", "default")
+    assert line["hash"] == hash_of(settings_of(load("default", [*TINY, "manipulation.k=4"]), "shapes"))
+    assert "manipulation.k=4" in line["overrides"]
+    assert load("default", line["overrides"]).manipulation.k == 4
+    assert not any(word.startswith(("log_every", "baselines", "checkpoint")) for word in line["overrides"])
+    assert line["curve"]["epoch"][-1] == 4
+    assert line["curve"]["identity"][-1] == pytest.approx(summary["final_metrics"]["identity"], rel=1e-3)
+    (run,) = Book(book.path).runs.values()
+    assert run.metric("linear") == summary["linear"]
+    assert run.metric("effective_rank") == summary["final_metrics"]["effective_rank"]
+    assert run.metric("nothing") is None
+
+
+def test_the_same_run_again_changes_nothing_and_another_needs_a_word(book, cells):
+    assert book.add(made_up(cells[0], 0, linear=90.0))
+    text = book.path.read_text()
+    assert not book.add(made_up(cells[0], 0, linear=90.0))
+    with pytest.raises(UserError, match="--replace"):
+        book.add(made_up(cells[0], 0, linear=95.0))
+    assert book.path.read_text() == text
+    assert book.add(made_up(cells[0], 0, linear=95.0), replace=True)
+    assert [run.metric("linear") for run in Book(book.path).runs.values()] == [95.0]
+
+
+def test_writers_do_not_undo_each_other(book, cells):
+    others = [Book(book.path) for _ in range(20)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda pair: pair[1].add(made_up(cells[0], pair[0])), enumerate(others)))
+    assert sorted(run.seed for run in Book(book.path).runs.values()) == list(range(20))
+    assert [path.name for path in book.path.parent.iterdir()] == ["runs.jsonl"]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"seed": 1}', "<<<<<<< HEAD"])
+def test_a_damaged_line_is_named(book, cells, line):
+    book.add(made_up(cells[0], 0))
+    with book.path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(UserError, match=r"runs.jsonl, line 2: not a run"):
+        Book(book.path)
+
+
+def test_an_unfinished_run_is_refused(train, book):
+    folder, _ = train("one")
+    (folder.path / "summary.json").unlink()
+    with pytest.raises(UserError, match=r"not finished.*--resume"):
+        read_run(folder.path, book)
+    with pytest.raises(UserError, match="not a run folder"):
+        read_run(folder.path.parent, book)
+
+
+def test_images_in_files_need_a_name_once(train, book, tmp_path):
+    generator = np.random.default_rng(0)
+    for split in ("train", "test"):
+        np.save(tmp_path / f"{split}.npy", generator.integers(0, 255, (64, 32, 32, 3), dtype=np.uint8))
+        np.save(tmp_path / f"{split}_labels.npy", np.arange(64) % 4)
+    where = ("data.source=arrays", f"data.root={tmp_path}", "epochs=1")
+    first, _ = train("a", *where)
+    with pytest.raises(UserError, match="--data NAME"):
+        read_run(first.path, book)
+    run = read_run(first.path, book, "noise")
+    assert (run.data, run.settings["data"]) == ("noise", "noise")
+    book.add(run)
+    second, _ = train("b", *where, "seed=1")
+    assert read_run(second.path, book).hash == run.hash, "the book knows the fingerprint"
+    shapes, _ = train("c", "epochs=1")
+    with pytest.raises(UserError, match="was trained on shapes, not on noise"):
+        read_run(shapes.path, book, "noise")
+
+
+def test_a_run_resumed_after_its_last_epoch_still_has_a_speed(train, book):
+    folder, _ = train("one")
+    (folder.path / "summary.json").unlink()
+    assert train.resume(folder)["views_per_second"] is None
+    assert read_run(folder.path, book).metric("views_per_second") > 0
+
+
+@pytest.mark.parametrize("lines", [1, 2, 99, 100, 101, 250, 1001])
+def test_long_curves_are_thinned_evenly_and_keep_their_end(lines):
+    curve = thin([{"epoch": i, "identity": i / 3, "rate": 1.0} for i in range(1, lines + 1)])
+    assert curve.keys() == {"epoch", "identity"}
+    assert min(lines, POINTS // 2) <= len(curve["epoch"]) == len(curve["identity"]) <= POINTS
+    assert curve["epoch"][-1] == lines
+    assert len({b - a for a, b in zip(curve["epoch"], curve["epoch"][1:], strict=False)}) <= 1
+    assert thin([]) == {}
+    assert "epoch" not in CURVES
+
+
+def test_the_committed_book_is_in_order():
+    """A changed default would change what old lines mean: their hashes would no longer be right."""
+    book = Book(RESULTS / "runs.jsonl")
+    assert len(book.runs) == len((RESULTS / "runs.jsonl").read_text().splitlines()) > 20
+    for run in book.runs.values():
+        assert hash_of(run.settings) == run.hash
+        assert run.settings["data"] == run.data
+        assert run.summary["data_fingerprint"]
+        assert len(json.dumps(run.__dict__)) < 10_000, "hundreds of runs stay small"

@@ -1,0 +1,107 @@
+"""`stec experiment` and `stec results` as a person meets them."""
+
+import json
+import sys
+
+import pytest
+from tiny_runs import TINY
+
+WORDS = " ".join(word for word in TINY if not word.startswith("epochs"))
+
+
+@pytest.fixture
+def mine(tmp_path):
+    cells = "[{row: simclr, recipe: default, overrides: method=simclr}, {row: stec, recipe: default, published: 90}]"
+    text = f"about: mine\noverrides: epochs=2 {WORDS}\nmetrics: [linear]\nfigure: points\ncells: {cells}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    return "mine.yaml"
+
+
+def test_without_a_name_experiments_are_listed(stec):
+    code, out, _ = stec("experiment")
+    assert code == 0
+    for name in ("table1", "table2", "table3", "figure3a", "figure3b", "figure-s1", "curves", "methods", "shapes-demo"):
+        assert f"\n{name} " in f"\n{out}"
+
+
+def test_a_dry_run_lists_and_touches_nothing(stec, tmp_path):
+    code, out, _ = stec("experiment", "table1", "--dry-run", "--seeds", "2", "--only", "cifar10-resnet18")
+    assert code == 0
+    assert "12 runs missing; 12 unknown: nothing comparable was measured yet" in " ".join(out.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_experiment_from_nothing_to_a_page(stec, mine, tmp_path):
+    code, out, _ = stec("experiment", mine, "--json", "numbers.json", "device=cpu")
+    assert code == 0
+    assert "2 of 2" in out
+    assert (tmp_path / "results/figures/mine.png").exists()
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert numbers["groups"][0]["rows"][1]["published"]["linear"]["mean"] == 90
+    assert numbers["groups"][0]["rows"][1]["measured"]["linear"]["n"] == 1
+
+    code, out, _ = stec("experiment", mine, "--dry-run")
+    assert "nothing is missing" in out
+    code, out, _ = stec("experiment", mine)
+    assert "epochs of shapes" not in out, "no run was repeated"
+    assert out.endswith("drawn: results/figures/mine.png\ndrawn: results/figures/mine.svg\n")
+    code, out, _ = stec("experiment", mine, "--dry-run", "--seeds", "3")
+    assert "4 runs missing; 4 of them" in out, "the speed is known now"
+    code, shown, _ = stec("results", "show", mine)
+    assert shown.startswith("mine\n")
+
+    (tmp_path / "page.md").write_text("<!-- experiment: mine.yaml -->\n<!-- end -->\n")
+    assert "tables made anew" in stec("results", "write", "page.md")[1]
+    assert "up to date" in stec("results", "write", "page.md")[1]
+    assert "| stec | 90.0 |" in (tmp_path / "page.md").read_text()
+
+
+def test_a_run_made_by_hand_counts(stec, mine):
+    words = [*TINY, "epochs=2", "method=simclr"]
+    assert stec("pretrain", *words, "--out", "elsewhere")[0] == 0
+    code, out, _ = stec("results", "add", "elsewhere")
+    assert code == 0
+    assert out.startswith("added: default method=simclr epochs=2 ")
+    assert stec("results", "add", "elsewhere")[1].startswith("already there")
+    assert "1 runs missing" in stec("experiment", mine, "--dry-run")[1]
+
+
+def test_what_cannot_be_run_does_not_stop_the_rest(stec, tmp_path):
+    cells = "[{row: a, recipe: cifar10-resnet18-stec}, {row: b, recipe: default}, {row: c, recipe: default, data: x}]"
+    (tmp_path / "mine.yaml").write_text(f"overrides: epochs=1 {WORDS}\ncells: {cells}\n")
+    code, out, err = stec("experiment", "mine.yaml")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert err.startswith("stec: 2 of 3 runs could not be made: 1 x say where x lies: --data x=folder:PATH")
+    assert "no cifar10 there" in err
+    assert "b" in out
+    assert len((tmp_path / "results/runs.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("experiment", "tabel1"), "did you mean 'table1'"),
+        (("experiment", "shapes-demo", "epochs=1"), "epochs=1: would change the results"),
+        (("experiment", "shapes-demo", "epoch=1"), "unknown key 'epoch'"),
+        (("experiment", "shapes-demo", "--engine", "rya"), "--engine rya"),
+        (("experiment", "shapes-demo", "--only", "nothing"), "no such row, recipe or data in shapes-demo"),
+        (("experiment", "shapes-demo", "--data", "x"), "expected NAME=SOURCE:PATH"),
+        (("results", "add", "nowhere"), "not a run folder"),
+        (("results", "show", "tabel1"), "did you mean 'table1'"),
+        (("results", "write", "nowhere.md"), "no such file"),
+    ],
+)
+def test_mistakes_are_one_line(stec, words, part, tmp_path):
+    code, _, err = stec(*words)
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    assert part in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_matplotlib_the_numbers_are_there_all_the_same(stec, monkeypatch, mine):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, _ = stec("experiment", mine)
+    assert code == 0
+    assert "figures need matplotlib: pip install 'stec[analysis]'" in out

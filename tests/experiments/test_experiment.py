@@ -1,0 +1,105 @@
+"""The experiments that come with the package, and those that somebody writes."""
+
+import re
+
+import pytest
+
+from stec.config import read_recipe
+from stec.errors import UserError
+from stec.experiments.experiment import Published, experiment_names, load_experiment, parse_published
+
+
+@pytest.fixture(scope="module")
+def experiments():
+    return {name: load_experiment(name) for name in experiment_names()}
+
+
+def test_no_two_rows_of_a_group_are_the_same_run(experiments):
+    for experiment in experiments.values():
+        for column in experiment.columns:
+            hashes = [cell.hash for cell in experiment.cells if cell.column == column]
+            assert len(set(hashes)) == len(hashes), (experiment.name, column)
+
+
+def test_published_numbers_are_those_that_the_recipes_name(experiments):
+    """The recipes' descriptions were written from the paper independently of the experiments."""
+    compared = 0
+    for name in ("table1", "table2", "table3", "figure-s1"):
+        for cell in experiments[name].cells:
+            named = re.search(r"published: ([\d.]+)(?: \+- ([\d.]+))?", str(read_recipe(cell.recipe)["about"]))
+            if cell.published:
+                (number,) = cell.published.values()
+                assert number == Published(float(named[1]), float(named[2]) if named[2] else None), (name, cell.row)
+                compared += 1
+    assert compared == 30 + 8 + 6 + 12
+
+
+def test_imagenette_is_named_as_such_and_claims_no_published_number(experiments):
+    for experiment in experiments.values():
+        for cell in experiment.cells:
+            assert (cell.data == "imagenette") == ("Imagenette" in cell.column)
+            assert not (cell.data == "imagenette" and cell.published)
+
+
+def test_experiments_share_runs(experiments):
+    """What Table 1 has, Figure S1 and the learning curves need not train again."""
+    table = {cell.hash for cell in experiments["table1"].cells}
+    for name in ("figure-s1", "curves"):
+        assert {cell.hash for cell in experiments[name].cells} <= table
+    assert experiments["actions"].cells[1].hash in table, "egocentric is what the recipe says"
+
+
+def test_figure_3a_crosses_actions_readouts_and_lambdas(experiments):
+    cells = experiments["figure3a"].cells
+    crossed = {(c.config.manipulation.action, c.config.manipulation.readout, c.config.lambda_manip) for c in cells}
+    assert crossed == {
+        (action, readout, weight)
+        for action in ("egocentric", "allocentric")
+        for readout in ("classification", "regression")
+        for weight in (0.1, 0.2, 0.5, 1.0, 2.0)
+    }
+    assert all(cell.config.epochs == 1000 for cell in cells)
+    assert all(cell.config.epochs == 200 for cell in experiments["figure3a-200"].cells)
+
+
+def test_published_numbers_are_parsed():
+    assert parse_published("91.5 +- 0.1") == (91.5, 0.1)
+    assert parse_published(86.32) == (86.32, None)
+    with pytest.raises(UserError, match="expected a number"):
+        parse_published("about 90")
+
+
+CELL = "{row: a, recipe: default}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cells: [", "not valid YAML"),
+        ("- a", "mapping"),
+        ("about: x", "needs cells"),
+        (f"sedes: 3\ncells: [{CELL}]", "unknown key 'sedes': did you mean 'seeds'"),
+        ("cells: [{row: a, recipee: default}]", "unknown key 'recipee'"),
+        ("cells: [{row: a}]", "without 'recipe'"),
+        ("cells: [a]", "should be a mapping"),
+        ("cells: [{row: a, recipe: defualt}]", "did you mean 'default'"),
+        ("cells: [{row: a, recipe: default, overrides: epoch=3}]", "unknown key 'epoch'"),
+        (f"compare: [[a, b]]\ncells: [{CELL}]", "no row 'b'"),
+        (f"figure: pionts\ncells: [{CELL}]", "did you mean 'points'"),
+        ("base: nothing\nseeds: 1", "unknown experiment 'nothing'"),
+        (f"columns: {{x: {{metrics: a}}}}\ncells: [{CELL}]", "unknown key 'metrics'"),
+        (f"columns: [x]\ncells: [{CELL}]", "mapping"),
+        (f"seeds: many\ncells: [{CELL}]", "seeds"),
+    ],
+)
+def test_a_mistake_in_an_experiment_is_named(tmp_path, text, message):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_experiment(str(tmp_path / "mine.yaml"))
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UserError, match="did you mean 'table1'"):
+        load_experiment("tabel1")
+    with pytest.raises(UserError, match="no such file"):
+        load_experiment("nowhere.yaml")

@@ -1,0 +1,69 @@
+"""Two runs are repetitions of each other if, and only if, nothing that decides the result differs."""
+
+import dataclasses
+
+import pytest
+
+from stec.config import Config, _keys, load
+from stec.experiments import settings
+from stec.experiments.settings import NEUTRAL, differences, hash_of, settings_of
+
+OTHER = {
+    "method": "stec-byol", "encoder": "resnet50", "data.root": "elsewhere", "data.source": "arrays", "data.cache": "x",
+    "data.download": "true", "data.resident": "never", "views.area": "[0.2,1.0]", "views.aspect": "[0.5,2.0]",
+    "views.jitter": "[0.8,0.2]", "manipulation.action": "paper", "manipulation.readout": "regression",
+    "manipulation.bins": "quantile", "manipulation.components": "informative", "device": "cpu", "precision": "32",
+    "compile": "never", "baselines": "true", "optimizer.momentum": "0.8", "identity.ema": "0.5", "lambda_turn": "0.3",
+    "views.test_crop": "0.875",
+}  # fmt: skip
+LEAVES = [key for key in _keys() if not any(other.startswith(f"{key}.") for other in _keys())]
+
+
+def hash_with(*words, data="shapes"):
+    config = load("default", ["method=stec", "lambda_turn=0.8", *words])
+    return hash_of(settings_of(config, data))
+
+
+@pytest.mark.parametrize("key", LEAVES)
+def test_every_key_either_decides_the_result_or_is_known_not_to(key):
+    """A new key has to be considered: it decides the result unless it is put on the list."""
+    value = load("default")
+    for name in key.split("."):
+        value = getattr(value, name)
+    other = OTHER.get(key) or (value + 1 if isinstance(value, int) else value + 0.01)
+    assert (hash_with(f"{key}={other}") == hash_with()) == (key in NEUTRAL)
+
+
+def test_which_images_decides_and_where_they_lie_does_not():
+    assert hash_with(data="cifar10") != hash_with(data="cifar100")
+    assert hash_with("data.source=arrays", "data.root=a", data="cifar10") == hash_with(data="cifar10")
+
+
+def test_settings_of_models_that_are_not_there_do_not_count():
+    plain = hash_with("method=simclr", "lambda_turn=0")
+    assert hash_with("method=simclr", "lambda_turn=0", "manipulation.k=9", "lambda_manip=3", "turn.hidden=9") == plain
+    assert hash_with("method=simclr", "manipulation.k=9", "turn.hidden=9") != plain
+
+
+def test_a_method_counts_by_what_it_is():
+    assert hash_with("method=stec*") == hash_with("method=stec-star")
+    assert hash_with("method=e-simclr", "lambda_turn=null") == hash_with("method=simclr", "lambda_turn=0.8")
+    explicit = ("manipulation.action=allocentric", "manipulation.readout=regression")
+    assert hash_with("method=augself") == hash_with("method=stec-simsiam", *explicit)
+
+
+def test_a_new_key_leaves_old_hashes_as_they_are(monkeypatch):
+    """Old lines of the book do not have it; its default stands for what was before."""
+    old = settings_of(load("default"), "shapes")
+    monkeypatch.setitem(settings._DEFAULTS, "views.new", 0.0)
+    assert hash_of({**old, "views.new": 0.0}) == hash_of(old)
+    assert hash_of({**old, "views.new": 0.5}) != hash_of(old)
+
+
+def test_differences_are_the_words_that_lead_there():
+    base = load("default")
+    changed = dataclasses.replace(base, epochs=7, views=dataclasses.replace(base.views, area=(0.1, 0.9)))
+    words = differences(settings_of(changed, "shapes"), settings_of(base, "shapes"))
+    assert sorted(words) == ["epochs=7", "views.area=[0.1, 0.9]"]
+    assert load("default", words) == changed
+    assert isinstance(changed, Config)

@@ -1,0 +1,189 @@
+"""Published beside measured: the numbers, the text, the page, the pictures, the cost."""
+
+import io
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+from scipy import stats
+from synthetic import fill, made_up
+
+from stec.errors import UserError
+from stec.experiments.book import Book
+from stec.experiments.cost import measured_speeds, minutes
+from stec.experiments.display import show_measured, show_plan
+from stec.experiments.experiment import experiment_names, load_experiment
+from stec.experiments.figures import SMOOTH, draw, mean_curve
+from stec.experiments.jobs import choose, missing
+from stec.experiments.measured import measure
+from stec.experiments.tables import markdown_of, table_of, write_tables
+
+RESULTS = Path(__file__).parents[2] / "results"
+SIMCLR, STEC = [91.2, 91.6, 91.5, 91.3, 91.4], [92.1, 91.9, 92.3]
+
+
+@pytest.fixture
+def book(tmp_path):
+    return Book(tmp_path / "runs.jsonl")
+
+
+@pytest.fixture(scope="module")
+def table1():
+    return choose(load_experiment("table1"), ["cifar10-resnet18"])
+
+
+def cell_of(experiment, row):
+    return next(cell for cell in experiment.cells if cell.row == row)
+
+
+def test_the_committed_page_is_what_the_book_gives(tmp_path):
+    """`stec results write` was run after the last change of the book."""
+    page = tmp_path / "README.md"
+    page.write_text((RESULTS / "README.md").read_text())
+    assert write_tables(page, Book(RESULTS / "runs.jsonl")) is False
+    assert len(re.findall("<!-- experiment: ", page.read_text())) >= 3
+
+
+def test_only_what_is_between_markers_is_written(tmp_path, book):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- experiment: shapes-stec -->\nold\n<!-- end -->\nafter\n")
+    assert write_tables(page, book) is True
+    text = page.read_text()
+    assert text.startswith("before\n<!-- experiment: shapes-stec -->\nS-TEC against")
+    assert text.endswith("<!-- end -->\nafter\n")
+    assert "old" not in text
+    with pytest.raises(UserError, match="no such file"):
+        write_tables(tmp_path / "none.md", book)
+
+
+def test_measured_numbers_are_those_of_scipy(book, table1):
+    fill(book, cell_of(table1, "SimCLR"), SIMCLR)
+    fill(book, cell_of(table1, "S-TEC"), STEC)
+    (group,) = measure(table1, book).groups
+    table = table_of(group)
+    assert table.header[:6] == ["", "published", "online linear", "std", "95 %", "n"]
+    rows = {row[0]: row[1:6] for row in table.rows}
+
+    def expected(values):
+        low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+        return [f"{np.std(values, ddof=1):.2f}", f"± {(high - low) / 2:.2f}", str(len(values))]
+
+    assert rows["SimCLR"] == ["91.5 ± 0.1", "91.40", *expected(SIMCLR)]
+    assert rows["S-TEC"] == ["92.0 ± 0.2", "92.10", *expected(STEC)]
+    assert rows["ReLIC"] == ["91.5 ± 0.2", "-", "-", "-", "0"]
+    differences = np.array(STEC) - np.array(SIMCLR[:3])
+    assert rows["S-TEC - SimCLR"] == ["+0.5", f"{differences.mean():+.2f}", *expected(differences)]
+    assert rows["S-TEC* - ReLIC"] == ["+1.1", "-", "-", "-", "0"]
+
+
+def test_a_single_run_has_no_interval(book, table1):
+    fill(book, cell_of(table1, "S-TEC"), [91.82])
+    (group,) = measure(table1, book).groups
+    table = table_of(group)
+    assert "std" not in table.header
+    assert "95 %" not in table.header
+    assert table.rows[4][:4] == ["S-TEC", "92.0 ± 0.2", "91.82", "1"]
+
+
+def test_the_best_row_of_a_group_carries_what_was_published(book):
+    ablation = load_experiment("figure3a")
+    for cell in ablation.cells:
+        fill(book, cell, [60 + cell.config.lambda_manip, 60.5 + cell.config.lambda_manip])
+    for group in measure(ablation, book).groups:
+        assert group.best.row == "best: lambda 2.0"
+        published = {"Egocentric, classification": 66.6, "Allocentric, regression": 66.1}.get(group.column)
+        assert (group.best.published["linear_online"].mean if group.best.published else None) == published
+        assert group.best.measured["linear_online"].mean == 62.25
+
+
+def test_json_holds_every_run(book, table1):
+    fill(book, cell_of(table1, "SimCLR"), SIMCLR)
+    content = json.loads(json.dumps(measure(table1, book).to_json()))
+    (row,) = (row for row in content["groups"][0]["rows"] if row["row"] == "SimCLR")
+    assert [run["linear_online"] for run in row["runs"]] == SIMCLR
+    assert row["published"]["linear_online"] == {"mean": 91.5, "std": 0.1}
+    assert row["measured"]["linear_online"]["n"] == 5
+
+
+def test_markdown_has_no_emphasis_by_accident(book, table1):
+    fill(book, cell_of(table1, "S-TEC*"), [92.0])
+    assert "| S-TEC\\* |" in markdown_of(measure(table1, book))
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_everything_fits_into_80_columns(name, book):
+    experiment = load_experiment(name)
+    for cell in experiment.cells:
+        for seed in range(min(2, experiment.seeds)):
+            metrics = dict.fromkeys(cell.metrics, 90.123 + seed) | {"peak_memory_bytes": 5e9}
+            book.runs |= {(cell.hash, seed): made_up(cell, seed, rate=84_237, **metrics)}
+    console = Console(width=80, file=io.StringIO())
+    show_measured(console, measure(experiment, book))
+    show_plan(console, experiment, book, missing(experiment, book, 9), 9)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    for cell in experiment.cells:
+        assert max(cell.row.split(), key=len) in text, "no word is broken"
+    assert "…" not in text
+
+
+def test_costs_come_from_runs_of_the_same_kind(book, table1):
+    simclr, stec, byol = (cell_of(table1, row) for row in ("SimCLR", "S-TEC", "BYOL"))
+    assert minutes(stec, measured_speeds(book)) is None
+    for seed, rate in enumerate((80_000, 100_000, 90_000)):
+        book.add(made_up(stec, seed, "NVIDIA H200", rate))
+    book.add(made_up(stec, 3, "x86_64 CPU, 2 threads", 100))
+    speeds = measured_speeds(book)
+    views = 2 * 1000 * 48 * 1024  # 48 whole batches of 1024 in 50,000 images
+    assert minutes(simclr, speeds) == (pytest.approx(views / 90_000 / 60), "NVIDIA H200")
+    assert minutes(byol, speeds) is None, "its target network sees every view too"
+    other = choose(load_experiment("table1"), ["cifar10-resnet50", "S-TEC"]).cells[0]
+    assert minutes(other, speeds) is None, "another encoder"
+
+
+def test_costs_also_come_from_benchmarks(book, table1):
+    (book.path.parent / "speed").mkdir()
+    bench = {"method": "simclr", "encoder": "resnet18-cifar", "size": 32, "device": "NVIDIA H200"}
+    rows = [{"batch_size": 1024, "end_to_end": 100_000}, {"batch_size": 256, "end_to_end": 50_000}]
+    (book.path.parent / "speed" / "bench.json").write_text(json.dumps(bench | {"rows": rows}))
+    (book.path.parent / "speed" / "other.json").write_text('{"views_per_second": {"ours": 3}}')
+    assert minutes(cell_of(table1, "S-TEC"), measured_speeds(book))[0] == pytest.approx(98_304_000 / 100_000 / 60)
+
+
+@pytest.mark.parametrize("name", ["figure-s1", "figure3a", "figure3b", "curves", "table1"])
+def test_figures_are_drawn_where_runs_exist(name, book, tmp_path):
+    experiment = load_experiment(name)
+    assert draw(measure(experiment, book), tmp_path / "figures") == []
+    assert not (tmp_path / "figures").exists()
+    for cell in experiment.cells[:6]:
+        for seed in range(3):
+            book.runs |= {(cell.hash, seed): made_up(cell, seed, linear_online=90 + seed, linear=91 + seed)}
+    files = draw(measure(experiment, book), tmp_path / "figures")
+    if name == "table1":
+        assert files == []
+        return
+    assert files
+    assert sorted(files) == sorted((tmp_path / "figures").iterdir())
+    for file in files:
+        if file.suffix == ".png":
+            assert np.asarray(Image.open(file).convert("L")).std() > 5, "not empty"
+        else:
+            ElementTree.parse(file)
+    before = {file: file.read_bytes() for file in files}
+    draw(measure(experiment, book), tmp_path / "figures")
+    assert {file: file.read_bytes() for file in files} == before, "the same runs, the same files"
+
+
+def test_the_bold_curve_is_the_mean_of_the_runs(table1):
+    runs = [made_up(cell_of(table1, "S-TEC"), seed) for seed in range(3)]
+    epochs, mean = mean_curve(runs, "identity")
+    assert epochs == runs[0].curve["epoch"]
+    plain = np.mean([run.curve["identity"] for run in runs], axis=0)
+    half = SMOOTH // 2
+    slow = [plain[max(0, i - half) : i + half + 1].mean() for i in range(len(plain))]
+    assert mean == pytest.approx(slow)
