@@ -52,6 +52,9 @@ class ViewsConfig:
     blur: float = 0.0  # probability
     solarize: float = 0.0  # probability
     test_crop: float = 1.0  # side of the central square that evaluation sees, relative to the shorter side
+    small: int = 0  # further, small views of each image (multi-crop)
+    small_size: int = 16  # side of a small view in pixels
+    small_area: tuple[float, float] = (0.08, 0.25)  # of its crop
 
 
 @dataclass(frozen=True)
@@ -262,6 +265,7 @@ _AT_LEAST = {
     "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "lambda_manip": 0,
     "lambda_turn": 0, "turn.hidden": 1,
     "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
+    "views.small": 0, "views.small_size": 4,
     "identity.hidden": 1, "identity.output": 1, "identity.ema": 0, "identity.alpha": 0, "identity.queue": 1,
     "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
     "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0, "optimizer.momentum": 0,
@@ -293,12 +297,13 @@ def check_values(config: Config) -> None:
         require(value_of(key) is None or value_of(key) >= least, key, f"must be at least {least}")
     for name in _PROBABILITIES:
         require(0 <= value_of(f"views.{name}") <= 1, f"views.{name}", "is a probability, from 0 to 1")
-    for name in ("area", "aspect", "jitter"):
+    for name in ("area", "aspect", "jitter", "small_area"):
         require(len(value_of(f"views.{name}")) == 2, f"views.{name}", "needs two numbers, as in [0.2,1.0]")
-    for name in ("area", "aspect"):
+    for name in ("area", "aspect", "small_area"):
         low, high = value_of(f"views.{name}")
         require(0 < low <= high, f"views.{name}", "needs 0 < low <= high")
-    require(config.views.area[1] <= 1, "views.area", "a crop is at most the whole image (1.0)")
+    for name in ("area", "small_area"):
+        require(value_of(f"views.{name}")[1] <= 1, f"views.{name}", "a crop is at most the whole image (1.0)")
     u, v = config.views.jitter
     require(0 <= u <= 1 and 0 <= v <= 0.5, "views.jitter", "needs u from 0 to 1 and v from 0 to 0.5")
     require(0 < config.views.test_crop <= 1, "views.test_crop", "must be above 0 and at most 1")

@@ -73,7 +73,7 @@ class Manipulation(nn.Module):
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(0)  # torch.manual_seed would seed the GPUs as well
                 sizes = torch.full((QUANTILE_PAIRS, 2), QUANTILE_SIDE)
-                copy = EfferenceCopy(views.sample(sizes), views.sample(sizes))
+                copy = views.sample_pairs(sizes)
             return Bins.quantile(self.action(copy), config.k)
         keep = self.index.tolist()
         low, high = ([limits[i] for i in keep] for limits in (self.representation.low, self.representation.high))

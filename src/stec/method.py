@@ -19,7 +19,7 @@ from stec.identity import IDENTITIES, Identity
 from stec.manipulation import Manipulation
 from stec.networks.encoders import create_encoder
 from stec.turn import Turn
-from stec.views import ViewBatch, Views
+from stec.views import ViewBatch, Views, pair_up
 
 # Published: 0.4, beside the mean of the two directions of L_id (Dangovski et al. 2022). Our L_id is their sum.
 E_SSL = 0.8
@@ -104,13 +104,19 @@ class Method(nn.Module):
         self.lambda_turn = lambda_turn
 
     def forward(self, batch: ViewBatch) -> Losses:
-        """Both views of every image in one forward pass, small turned ones in a second, then the inverse models."""
+        """Both views of every image in one forward pass, small and turned ones in others, then the inverse models."""
         features = self.encoder(batch.images)  # (2B, D)
+        first, second = features.chunk(2)
         identity = self.identity(features, batch)
-        total, zero = identity.loss, torch.zeros_like(identity.loss.detach())
+        identity_loss = identity.loss
+        if batch.small is not None:
+            small = self.encoder(batch.small.images)  # (nB, D)
+            identity_loss = self.identity.with_small(identity, small.unflatten(0, (-1, len(first))))
+            first, second = pair_up(first, second, small)  # ((1 + 2n)B, D)
+        total, zero = identity_loss, torch.zeros_like(identity_loss.detach())
         manipulation_loss = manipulation_accuracy = zero
         if self.manipulation is not None:
-            manipulation_loss, manipulation_accuracy = self.manipulation(*features.chunk(2), batch.copy)
+            manipulation_loss, manipulation_accuracy = self.manipulation(first, second, batch.pairs())
             total = total + self.lambda_manip * manipulation_loss
         turn_loss = turn_accuracy = zero
         if self.turn is not None:
@@ -121,7 +127,7 @@ class Method(nn.Module):
         embeddings = features if identity.embeddings is None else identity.embeddings
         return Losses(
             total,
-            identity.loss.detach(),
+            identity_loss.detach(),
             manipulation_loss.detach(),
             identity.accuracy,
             manipulation_accuracy,

@@ -18,14 +18,17 @@ from stec.identity import IDENTITIES
 from stec.views import ViewBatch
 
 PAIRS, PIXELS, DIM, PROCESSES = 6, 10, 8, 2  # pairs of each process
+SMALL = 2  # small views of each image, in models that have them
 
 
 class Model(nn.Module):
-    """A linear encoder and the identity model of that name, on rows of pixels."""
+    """A linear encoder and the identity model of that name, on rows of pixels; "name, small": with small views."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         torch.manual_seed(0)
+        name, _, small = name.partition(", ")
+        self.small = bool(small)
         self.encoder = nn.Linear(PIXELS, DIM)
         self.encoder.dim = DIM
         output = 12 if name == "simsiam" else 5  # a quarter of it is SimSiam's bottleneck
@@ -43,8 +46,12 @@ class Model(nn.Module):
         self.eval()
 
     def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
-        loss, accuracy, _ = self.identity(self.encoder(views), ViewBatch(views, copy=None))
-        return loss, accuracy
+        output = self.identity(self.encoder(views), ViewBatch(views, copy=None))
+        if not self.small:
+            return output.loss, output.accuracy
+        first = views.chunk(2)[0]
+        features = self.encoder(torch.cat([first * (2 + i) + 0.3 for i in range(SMALL)]))
+        return self.identity.with_small(output, features.unflatten(0, (SMALL, -1))), output.accuracy
 
 
 @dataclass

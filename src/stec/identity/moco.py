@@ -34,7 +34,7 @@ class MoCo(TargetIdentity):
 
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """(2B, D) -> loss and accuracy."""
-        projections = self.projector(features).float()
+        projections = self.queries(features)
         first, second = projections.chunk(2)
         keys = F.normalize(self.target(batch.images).float(), dim=1)
         first_keys, second_keys = keys.chunk(2)
@@ -42,7 +42,16 @@ class MoCo(TargetIdentity):
         backwards = info_nce(second, first_keys, self.queue, self.temperature)
         self._waiting = torch.cat([gather(first_keys), gather(second_keys)])
         accuracy = (forwards.accuracy + backwards.accuracy) / 2
-        return IdentityOutput(forwards.loss + backwards.loss, accuracy, projections)
+        return IdentityOutput(forwards.loss + backwards.loss, accuracy, projections, (first_keys, second_keys))
+
+    def queries(self, features: Tensor) -> Tensor:
+        """The projections."""
+        return self.projector(features).float()
+
+    def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
+        """The partner of a small view is what the target makes of a large one; small views have no keys."""
+        first, second = (info_nce(queries, partner, self.queue, self.temperature).loss for partner in keys)
+        return first + second
 
     def after_step(self, progress: Tensor | float) -> None:
         """The target follows, and the keys of this step take the place of the oldest ones."""
