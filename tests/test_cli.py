@@ -124,6 +124,10 @@ def test_views_draws_a_picture(stec, tmp_path):
     with Image.open(tmp_path / "pairs.png") as picture:
         assert picture.width > 1000
         assert len(picture.getcolors(maxcolors=1 << 24)) > 50
+        width = picture.width
+    assert stec("views", "-o", "small.png", "--pairs", "3", "views.small=2")[0] == 0
+    with Image.open(tmp_path / "small.png") as picture:
+        assert picture.width > width, "a panel of small views"
 
 
 def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):

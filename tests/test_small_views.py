@@ -18,7 +18,7 @@ from stec.method import METHODS
 from stec.run import RunFolder
 from stec.views import ViewBatch, Views, pair_up
 
-IMAGES, SMALL, TAU = 6, 3, 0.5
+IMAGES, SMALL, TAU = 6, 3, 0.05
 
 
 def noise(n: int = IMAGES, side: int = 40) -> Tensor:
