@@ -28,6 +28,7 @@ from stec.evaluation.linear import fit_linear
 from stec.functional import masked_mean
 from stec.method import Losses, Method, build, fix_settings
 from stec.networks.encoders import create_encoder
+from stec.networks.synchrony import synchronise_batch_norms
 from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
 from stec.replay import Replay
 from stec.reporter import Nobody, Progress, Reporter
@@ -179,7 +180,7 @@ class Loop:
         self.progress = torch.zeros((), dtype=torch.float64, device=fabric.device)
         optimizer = LARS(groups, lr=self.rate_now, momentum=settings.momentum)
         if fabric.world_size > 1 and fabric.device.type == "cuda":  # PyTorch has no synchronised batch norm for CPUs
-            trainee = nn.SyncBatchNorm.convert_sync_batchnorm(trainee)
+            synchronise_batch_norms(trainee, trainee.method.identity.unsynchronised())
         self.act: Callable[[Tensor, Tensor], ViewBatch] = lambda images, sizes: views(images, sizes).channels_last()
         self.step_on_device: Callable[..., tuple[Tensor, ...]] = self._step
         if compiles(config, fabric.device):

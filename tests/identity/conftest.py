@@ -12,4 +12,5 @@ from stec.identity import IDENTITIES
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
     """One step of every model, in two processes each."""
     names = [name + small for name in IDENTITIES for small in ("", ", small")]
+    names.append("moco, groups")
     return in_two_processes(names, tmp_path_factory.mktemp("processes"))

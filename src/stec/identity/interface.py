@@ -64,6 +64,10 @@ class Identity(nn.Module, ABC):
         """Copies of the encoder that this model runs itself, to be compiled like the encoder."""
         return []
 
+    def unsynchronised(self) -> list[nn.Module]:
+        """Modules whose batch norms keep to the views of their own process, where others see those of all."""
+        return []
+
     def after_step(self, progress: Tensor | float) -> None:
         """Called after every optimizer step with the share of training done; moving averages are updated here."""
 
