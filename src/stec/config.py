@@ -267,7 +267,7 @@ _AT_LEAST = {
     "lambda_turn": 0, "turn.hidden": 1,
     "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
     "views.small": 0, "views.small_size": 4,
-    "identity.hidden": 1, "identity.output": 1, "identity.ema": 0, "identity.alpha": 0, "identity.queue": 1,
+    "identity.hidden": 1, "identity.output": 1, "identity.alpha": 0, "identity.queue": 1,
     "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
     "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0, "optimizer.momentum": 0,
     "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.warmup_epochs": 0,
@@ -309,6 +309,11 @@ def check_values(config: Config) -> None:
     require(0 <= u <= 1 and 0 <= v <= 0.5, "views.jitter", "needs u from 0 to 1 and v from 0 to 0.5")
     require(0 < config.views.test_crop <= 1, "views.test_crop", "must be above 0 and at most 1")
     require(config.identity.temperature > 0, "identity.temperature", "must be above 0")
-    require(config.identity.ema <= 1, "identity.ema", "must be at most 1")
+    average = "must be above 0 (the target would be the encoder itself) and below 1 (it would never follow)"
+    require(0 < config.identity.ema < 1, "identity.ema", average)
+    leak = (
+        "must be at least 2: normalised with their queries, keys are told from the queue by their batch norm statistics"
+    )
+    require(config.identity.groups >= 2, "identity.groups", leak)
     require(config.optimizer.momentum < 1, "optimizer.momentum", "must be below 1")
     require(config.optimizer.warmup_epochs <= config.epochs, "optimizer.warmup_epochs", "is longer than the run")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stec.config import Config, IdentityConfig, ManipulationConfig, TurnConfig, check_values
 from stec.errors import UserError, nearest
 from stec.identity import IDENTITIES, Identity
-from stec.manipulation import Manipulation
+from stec.manipulation import Manipulation, informative_components
 from stec.networks.encoders import create_encoder
 from stec.turn import Turn
 from stec.views import ViewBatch, Views, pair_up
@@ -173,7 +173,7 @@ def create(
         identity: settings of the identity model, e.g. `{"temperature": 0.2}`.
         manipulation: settings of the manipulation model, e.g. `{"action": "paper"}`. Those that the name implies, as
             `augself` does its action and readout, need not be given and cannot be changed.
-        views: the views that will be used; only quantile bins need them, and informative colours profit.
+        views: the views that will be used; only quantile bins need them, and informative components profit.
         lambda_turn: weight of the turn loss; 0 for none, what the name implies if left out. The views then need
             `turn=True`.
         turn: settings of the turn model, e.g. `{"hidden": 512}`.
@@ -205,7 +205,7 @@ def create(
 
 def build(config: Config) -> tuple[Views, Method]:
     """The views and the method of a run, with encoders laid out for convolutions on a GPU."""
-    views = Views(**dataclasses.asdict(config.views), turn=_turn_weight(config.method, config.lambda_turn) > 0)
+    views = _views(config)
     method = create(
         config.method,
         config.encoder,
@@ -219,6 +219,16 @@ def build(config: Config) -> tuple[Views, Method]:
     for encoder in (method.encoder, *method.identity.target_encoders()):
         encoder.to(memory_format=torch.channels_last)
     return views, method
+
+
+def check_pairing(config: Config) -> None:
+    """Refuses a method with nothing to infer, before anything is built or loaded."""
+    if pairing_of(config.method).manipulation:
+        informative_components(config.manipulation, _views(config))
+
+
+def _views(config: Config) -> Views:
+    return Views(**dataclasses.asdict(config.views), turn=_turn_weight(config.method, config.lambda_turn) > 0)
 
 
 def _turn_weight(name: str, given: float | None) -> float:

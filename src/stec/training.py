@@ -26,7 +26,7 @@ from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
 from stec.functional import masked_mean
-from stec.method import Losses, Method, build, fix_settings
+from stec.method import Losses, Method, build, check_pairing, fix_settings
 from stec.networks.encoders import create_encoder
 from stec.networks.synchrony import synchronise_batch_norms
 from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
@@ -82,6 +82,7 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     With several processes, all but the first return nothing.
     """
     config = dataclasses.replace(config, manipulation=fix_settings(config.method, config.manipulation))
+    check_pairing(config)
     fabric = make_fabric(config)
     if not fabric.is_global_zero:
         reporter = Nobody()

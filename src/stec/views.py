@@ -155,11 +155,18 @@ class Views(nn.Module):
             return copy
         return _pair_copies(copy, self.small_views.sample(sizes.repeat(self.small, 1)))
 
-    def constant_colours(self) -> set[str]:
-        """The components of the `colour` action that are the same for all pairs of these views."""
+    def constant_components(self) -> set[str]:
+        """The components of actions that are the same for all pairs of these views, or always hidden by solarizing."""
         u, v = (self.jitter_probability * strength for strength in self.jitter)
         varies = {"brightness": u > 0, "contrast": u > 0, "saturation": u > 0, "hue": v > 0}
         varies |= {"grey": 0 < self.grey < 1, "blur": self.blur > 0, "solarize": 0 < self.solarize < 1}
+        areas = {*self.area, *(self.small_views.area if self.small_views is not None else ())}
+        place = areas != {1.0}
+        size = len(areas) > 1 or (place and self.aspect[0] < self.aspect[1])
+        mirror = 0 < self.mirror < 1
+        spatial = {"left": place, "top": place, "width": size, "height": size, "mirror": mirror}
+        spatial |= {"x": place, "y": place, "xx": size or mirror, "yy": size}
+        varies |= {name: does and self.solarize < 1 for name, does in spatial.items()}
         return {name for name, does in varies.items() if not does}
 
     def sample(self, sizes: Tensor) -> Glimpse:
