@@ -143,8 +143,8 @@ def recipe_names() -> list[str]:
 
 def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
     """A recipe (its name, or the path of a YAML file) with `key=value` words laid over it."""
-    tree = _schema()
-    for layer in [*reversed(list(_layers(recipe))), _dotlist(words)]:
+    tree, given = _schema(), _dotlist(words)
+    for layer in [*_layers(recipe, given.get("method")), given]:
         _check_keys(layer)
         try:
             tree = OmegaConf.unsafe_merge(tree, layer)  # type: ignore[assignment]
@@ -177,18 +177,24 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     return content
 
 
-def _layers(recipe: str) -> Iterator[DictConfig]:
-    """The recipe, then what it is based on, and so on."""
-    seen: set[str] = set()
+def _layers(recipe: str, method: str | None) -> Iterator[DictConfig]:
+    """What the recipe is based on first, the recipe itself last; each followed by what it has for the method alone."""
+    contents: dict[str, dict[str, Any]] = {}
     name: str | None = recipe
     while name:
-        if name in seen:
+        if name in contents:
             raise UserError(f"recipe '{recipe}' is based on itself")
-        seen.add(name)
-        content = read_recipe(name)
-        name = content.pop("base", None)
+        contents[name] = read_recipe(name)
+        name = contents[name].pop("base", None)
+    method = method or next((content["method"] for content in contents.values() if "method" in content), Config.method)
+    for content in reversed(contents.values()):
         content.pop("about", None)
+        methods = content.pop("methods", {})
+        if not (isinstance(methods, dict) and all(isinstance(keys, dict) for keys in methods.values())):
+            raise UserError(f"{recipe}: 'methods' maps names of methods to keys that differ for them")
         yield OmegaConf.create(content)
+        own: dict[str, Any] = methods.get(method, {})
+        yield OmegaConf.create(own)
 
 
 def _schema() -> DictConfig:
