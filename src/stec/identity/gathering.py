@@ -27,7 +27,7 @@ def processes() -> tuple[int, int]:
 
 def shared_permutation(length: int, device: torch.device) -> Tensor:
     """A random order, drawn by the first process and the same in all."""
-    order = torch.randperm(length, device=device)
+    order = torch.rand(length, device=device).argsort()  # unlike randperm, certain not to wait for the device
     if processes()[1] > 1:
         dist.broadcast(order, src=0)
     return order
