@@ -49,6 +49,7 @@ class MoCo(TargetIdentity):
         accuracy = (forwards.accuracy + backwards.accuracy) / 2
         return IdentityOutput(forwards.loss + backwards.loss, accuracy, projections, (first_keys, second_keys))
 
+    @torch.compiler.disable(recursive=False)  # the target is compiled once, not again for every group
     @torch.no_grad()
     def _keys(self, images: Tensor) -> Tensor:
         """What the target makes of the views of all processes: all first ones, then all second ones."""
