@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from PIL import Image
 from tiny_runs import TINY
 
@@ -103,6 +104,10 @@ def test_views_draws_a_picture(stec, tmp_path):
     with Image.open(tmp_path / "pairs.png") as picture:
         assert picture.width > 1000
         assert len(picture.getcolors(maxcolors=1 << 24)) > 50
+        width = picture.width
+    assert stec("views", "-o", "small.png", "--pairs", "3", "views.small=2")[0] == 0
+    with Image.open(tmp_path / "small.png") as picture:
+        assert picture.width > width, "a panel of small views"
 
 
 def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):
@@ -122,6 +127,24 @@ def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):
     refused(stec("pretrain", "cifar10-resnet18-stec"), "data.download=true")
     (tmp_path / "file").write_text("")
     refused(stec("pretrain", *TINY, "--out", "file"), "file is a file")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("method=moco identity.groups=1", "keys are told from the queue by their batch norm statistics"),
+        ("method=byol identity.ema=0", "the target would be the encoder itself"),
+        ("method=stec-star identity.ema=1", "it would never follow"),
+        ("manipulation.action=colour views.jitter_probability=0 views.grey=0", "nothing to infer"),
+        ("manipulation.action=allocentric views.area=[1,1] views.mirror=0", "nothing to infer"),
+        ("views.solarize=1", "nothing to infer"),
+        ("method=relic identity.alpha=-1", "identity.alpha=-1.0: must be at least 0"),
+        ("manipulation.k=1", "manipulation.k=1: must be at least 2"),
+    ],
+)
+def test_pairings_that_make_no_sense_are_refused_before_data_are_loaded(stec, tmp_path, words, reason):
+    refused(stec("pretrain", *words.split(), "data.source=folder", "data.root=nowhere"), reason)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_mistake_found_before_training_leaves_no_run_folder_behind(stec, tmp_path):

@@ -5,6 +5,7 @@ import yaml
 
 from stec.config import _CHOICES, Config, load, read_recipe, recipe_names, to_yaml
 from stec.errors import UserError
+from stec.method import METHODS
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -50,11 +51,13 @@ def test_stec_recipes_differ_from_simclr_in_the_method_alone():
 
 
 def test_stec_star_recipes_differ_from_relic_in_the_method_alone():
-    names = [name for name in recipe_names() if "-stec-star" in name]
+    names = [name for name in recipe_names() if "-stec-star" in name and not name.endswith("-multicrop")]
     assert len(names) == 8
     for name in names:
         ours, theirs = (yaml.safe_load(to_yaml(load(n))) for n in (name, name.replace("-stec-star", "-relic")))
         assert {k for k in ours if ours[k] != theirs[k]} == {"method"}
+    small, plain = load("cifar10-resnet18-stec-star-multicrop"), load("cifar10-resnet18-stec-star")
+    assert replace(small, views=plain.views, manipulation=plain.manipulation) == plain
     assert load("imagenet-resnet50-stec-star-300") == replace(load("imagenet-resnet50-stec-star"), epochs=300)
 
 
@@ -96,6 +99,37 @@ def test_a_recipe_of_ones_own_can_be_based_on_another(tmp_path):
     path.write_text("base: cifar10-resnet18-stec\nepochs: 20\n")
     config = load(str(path))
     assert (config.epochs, config.encoder, config.method) == (20, "resnet18-cifar", "stec")
+
+
+def test_a_recipe_can_differ_for_some_methods(tmp_path):
+    """Words win over it, and so does a recipe that is based on it."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("epochs: 20\nmethods:\n  byol: {epochs: 30, identity: {ema: 0.5}}\n")
+    (tmp_path / "other.yaml").write_text(f"base: {path}\nmethod: byol\nidentity: {{ema: 0.7}}\n")
+    assert load(str(path)).epochs == 20
+    config = load(str(path), ["method=byol", "epochs=40"])
+    assert (config.epochs, config.identity.ema) == (40, 0.5)
+    config = load(str(tmp_path / "other.yaml"))
+    assert (config.epochs, config.identity.ema) == (30, 0.7)
+    assert load(str(tmp_path / "other.yaml"), ["method=stec"]).epochs == 20
+    path.write_text("methods: {byol: {epoch: 3}}")
+    with pytest.raises(UserError, match="unknown key 'epoch': did you mean 'epochs'"):
+        load(str(path), ["method=byol"])
+    for wrong in ("methods: 3", "methods: {byol: 3}"):
+        path.write_text(wrong)
+        with pytest.raises(UserError, match="'methods' maps names of methods to keys"):
+            load(str(path))
+
+
+def test_methods_named_in_recipes_exist():
+    for name in recipe_names():
+        assert set(read_recipe(name).get("methods", {})) <= set(METHODS)
+
+
+def test_vicreg_has_a_rate_of_its_own_in_the_default_recipe():
+    """At 8 it diverges within three epochs."""
+    assert [load("default", [f"method={m}"]).optimizer.rate for m in ("stec", "vicreg", "stec-vicreg")] == [8, 1, 1]
+    assert load("default", ["method=vicreg", "optimizer.rate=2"]).optimizer.rate == 2
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ def test_recorded_random_numbers_are_those_of_launched_calls():
     assert torch.equal(replay(zero)[0], launched[0])
 
 
-@pytest.mark.parametrize("method", ["stec", "stec-moco", "stec-byol", "e-simclr"])
+@pytest.mark.parametrize("method", ["stec", "stec-moco", "stec-byol", "e-simclr", "stec-star views.small=2"])
 def test_training_by_replay_is_training(method):
-    words = [f"method={method}", "batch_size=64", "epochs=10", "device=cuda", "identity.queue=256"]
+    words = [*f"method={method}".split(), "batch_size=64", "epochs=10", "device=cuda", "identity.queue=256"]
     settings = config.load("default", words)
     fabric = make_fabric(settings)
     split = _random_split(settings, fabric.device)

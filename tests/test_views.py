@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor
 from torchvision.transforms.v2 import RandomResizedCrop
 
-from stec.actions import Glimpse
+from stec.actions import Glimpse, representation
 from stec.views import Views
 
 BYTE = 1 / 255
@@ -278,6 +278,37 @@ def test_views_of_squashed_images_equal_those_of_the_unsquashed(height: int, wid
         rim = (torch.tensor([height, width]) / 64 / glimpse.crop[:, 2:] * 48).ceil().int().tolist()
         for view, (rows, columns) in zip(error, rim, strict=True):
             assert view[:, rows : 48 - rows, columns : 48 - columns].max() < 2 * BYTE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"mirror": 0.0},
+        {"mirror": 1.0, "area": (1.0, 1.0)},
+        {"area": (1.0, 1.0)},
+        {"area": (0.5, 0.5)},
+        {"area": (0.5, 0.5), "aspect": (1.0, 1.0), "mirror": 0.0},
+        {"area": (1.0, 1.0), "mirror": 0.0, "small": 1},
+        {"area": (1.0, 1.0), "mirror": 0.0, "small": 1, "small_area": (1.0, 1.0)},
+        {"jitter": (0.4, 0.0), "grey": 1.0},
+        {"jitter_probability": 0.0, "blur": 0.5, "solarize": 1.0},
+    ],
+)
+def test_constant_components_are_those_that_never_change(changes: dict) -> None:
+    """Of the pairs in which the component counts."""
+    views = Views(**{"blur": 0.5, "solarize": 0.2} | changes)
+    torch.manual_seed(13)
+    copy = views.sample_pairs(sizes(40, 40, 500))
+    constant = set()
+    for name in ("egocentric", "allocentric", "colour"):
+        action = representation(name)
+        values = action(copy)
+        for i, component in enumerate(action.components):
+            hidden = (copy.first.solarized | copy.second.solarized) & action.unsolarized[i]
+            if len(values[~hidden, i].mul(1e4).round().unique()) <= 1 and action.informative[i]:
+                constant.add(component)
+    assert views.constant_components() == constant
 
 
 def test_plain_views_are_the_central_square() -> None:

@@ -52,6 +52,9 @@ class ViewsConfig:
     blur: float = 0.0  # probability
     solarize: float = 0.0  # probability
     test_crop: float = 1.0  # side of the central square that evaluation sees, relative to the shorter side
+    small: int = 0  # further, small views of each image (multi-crop)
+    small_size: int = 16  # side of a small view in pixels
+    small_area: tuple[float, float] = (0.08, 0.25)  # of its crop
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class IdentityConfig:
     ema: float = 0.99  # models with a target network: its decay, rising to 1 by a cosine over training
     alpha: float = 1.0  # relic: weight of the invariance term
     queue: int = 65536  # moco: target embeddings kept as negatives
+    groups: int = 8  # moco: parts of a shuffled batch that the target normalises by themselves
     invariance: float = 25.0  # vicreg: weights of its three terms
     variance: float = 25.0
     covariance: float = 1.0
@@ -139,8 +143,8 @@ def recipe_names() -> list[str]:
 
 def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
     """A recipe (its name, or the path of a YAML file) with `key=value` words laid over it."""
-    tree = _schema()
-    for layer in [*reversed(list(_layers(recipe))), _dotlist(words)]:
+    tree, given = _schema(), _dotlist(words)
+    for layer in [*_layers(recipe, given.get("method")), given]:
         _check_keys(layer)
         try:
             tree = OmegaConf.unsafe_merge(tree, layer)  # type: ignore[assignment]
@@ -173,18 +177,24 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     return content
 
 
-def _layers(recipe: str) -> Iterator[DictConfig]:
-    """The recipe, then what it is based on, and so on."""
-    seen: set[str] = set()
+def _layers(recipe: str, method: str | None) -> Iterator[DictConfig]:
+    """What the recipe is based on first, the recipe itself last; each followed by what it has for the method alone."""
+    contents: dict[str, dict[str, Any]] = {}
     name: str | None = recipe
     while name:
-        if name in seen:
+        if name in contents:
             raise UserError(f"recipe '{recipe}' is based on itself")
-        seen.add(name)
-        content = read_recipe(name)
-        name = content.pop("base", None)
+        contents[name] = read_recipe(name)
+        name = contents[name].pop("base", None)
+    method = method or next((content["method"] for content in contents.values() if "method" in content), Config.method)
+    for content in reversed(contents.values()):
         content.pop("about", None)
+        methods = content.pop("methods", {})
+        if not (isinstance(methods, dict) and all(isinstance(keys, dict) for keys in methods.values())):
+            raise UserError(f"{recipe}: 'methods' maps names of methods to keys that differ for them")
         yield OmegaConf.create(content)
+        own: dict[str, Any] = methods.get(method, {})
+        yield OmegaConf.create(own)
 
 
 def _schema() -> DictConfig:
@@ -262,7 +272,8 @@ _AT_LEAST = {
     "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "lambda_manip": 0,
     "lambda_turn": 0, "turn.hidden": 1,
     "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
-    "identity.hidden": 1, "identity.output": 1, "identity.ema": 0, "identity.alpha": 0, "identity.queue": 1,
+    "views.small": 0, "views.small_size": 4,
+    "identity.hidden": 1, "identity.output": 1, "identity.alpha": 0, "identity.queue": 1,
     "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
     "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0, "optimizer.momentum": 0,
     "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.warmup_epochs": 0,
@@ -293,16 +304,22 @@ def check_values(config: Config) -> None:
         require(value_of(key) is None or value_of(key) >= least, key, f"must be at least {least}")
     for name in _PROBABILITIES:
         require(0 <= value_of(f"views.{name}") <= 1, f"views.{name}", "is a probability, from 0 to 1")
-    for name in ("area", "aspect", "jitter"):
+    for name in ("area", "aspect", "jitter", "small_area"):
         require(len(value_of(f"views.{name}")) == 2, f"views.{name}", "needs two numbers, as in [0.2,1.0]")
-    for name in ("area", "aspect"):
+    for name in ("area", "aspect", "small_area"):
         low, high = value_of(f"views.{name}")
         require(0 < low <= high, f"views.{name}", "needs 0 < low <= high")
-    require(config.views.area[1] <= 1, "views.area", "a crop is at most the whole image (1.0)")
+    for name in ("area", "small_area"):
+        require(value_of(f"views.{name}")[1] <= 1, f"views.{name}", "a crop is at most the whole image (1.0)")
     u, v = config.views.jitter
     require(0 <= u <= 1 and 0 <= v <= 0.5, "views.jitter", "needs u from 0 to 1 and v from 0 to 0.5")
     require(0 < config.views.test_crop <= 1, "views.test_crop", "must be above 0 and at most 1")
     require(config.identity.temperature > 0, "identity.temperature", "must be above 0")
-    require(config.identity.ema <= 1, "identity.ema", "must be at most 1")
+    average = "must be above 0 (the target would be the encoder itself) and below 1 (it would never follow)"
+    require(0 < config.identity.ema < 1, "identity.ema", average)
+    leak = (
+        "must be at least 2: normalised with their queries, keys are told from the queue by their batch norm statistics"
+    )
+    require(config.identity.groups >= 2, "identity.groups", leak)
     require(config.optimizer.momentum < 1, "optimizer.momentum", "must be below 1")
     require(config.optimizer.warmup_epochs <= config.epochs, "optimizer.warmup_epochs", "is longer than the run")

@@ -47,7 +47,26 @@ def contrast_pairs(first: Tensor, second: Tensor, temperature: float, block: int
     """
     with torch.autocast(first.device.type, enabled=False):  # it would compute the similarities in bfloat16
         z = _directions(first, second)  # (2B, D)
-        return _contrast(z, z, temperature, 0.0, block)
+        return _contrast(z, z, z, temperature, 0.0, block)
+
+
+def contrast_small(
+    small: Tensor, first: Tensor, second: Tensor, temperature: float, block: int | None = None
+) -> Tensor:
+    """The loss of small views s, l(s, x') + l(s, x), averaged over images.
+
+    s takes the place of x, and picks x' out of the large views of all images but x; then that of x'.
+
+    Args:
+        small: (B, D) projections of s.
+        first: (B, D) projections of x.
+        second: (B, D) projections of x'.
+        temperature: tau.
+        block: see `contrast_pairs`.
+    """
+    with torch.autocast(first.device.type, enabled=False):
+        z = _directions(first, second)  # (2B, D)
+        return _contrast(_directions(small, small), z, z, temperature, 0.0, block).loss
 
 
 def relic(
@@ -81,7 +100,30 @@ def relic(
     """
     with torch.autocast(first.device.type, enabled=False):
         z, targets = _directions(first, second), _directions(first_target, second_target).detach()  # (2B, D)
-        return _contrast(z, targets, temperature, alpha, block)
+        return _contrast(z, targets, z, temperature, alpha, block)
+
+
+def relic_small(
+    small: Tensor,
+    first: Tensor,
+    second: Tensor,
+    first_target: Tensor,
+    second_target: Tensor,
+    temperature: float = 0.5,
+    alpha: float = 1.0,
+    block: int | None = None,
+) -> Tensor:
+    """The loss of small views s, which take the place of x, then of x', in `relic`, averaged over images.
+
+        loss(s) = -log p(x' | s) + alpha KL(stopgrad p( . | x') ; p( . | s)), and the same with x in the place of x'
+
+    Args:
+        small: (B, D) projections of s.
+        first: as the rest, see `relic`.
+    """
+    with torch.autocast(first.device.type, enabled=False):
+        z, targets = _directions(first, second), _directions(first_target, second_target).detach()  # (2B, D)
+        return _contrast(_directions(small, small), targets, z, temperature, alpha, block).loss
 
 
 def _directions(first: Tensor, second: Tensor) -> Tensor:
@@ -89,13 +131,18 @@ def _directions(first: Tensor, second: Tensor) -> Tensor:
     return F.normalize(torch.cat([first, second]).float(), dim=1)
 
 
-def _contrast(z: Tensor, candidates: Tensor, temperature: float, alpha: float, block: int | None) -> Contrast:
-    """Every view (2B, D) picks its partner out of the candidates (2B, D), all but the one in its own row."""
+def _contrast(
+    z: Tensor, candidates: Tensor, partners: Tensor, temperature: float, alpha: float, block: int | None
+) -> Contrast:
+    """Every view (2B, D) picks its partner out of the candidates (2B, D), all but the one in its own row.
+
+    With alpha, it should do so as its partner does, one of the other half of `partners` (2B, D).
+    """
     views = len(z)
     block = block or _block(views, views)
     loss, hits = z.new_zeros(()), z.new_zeros(())
     for start in range(0, views, block):
-        rows = (z, candidates, start, min(start + block, views), temperature, alpha)
+        rows = (z, candidates, partners, start, min(start + block, views), temperature, alpha)
         part = _contrast_rows(*rows) if block >= views else _again(_contrast_rows, *rows)
         loss, hits = loss + part[0], hits + part[1]
     return Contrast(2 * loss / views, hits / views)
@@ -112,7 +159,7 @@ def _block(rows: int, columns: int) -> int:
 
 
 def _contrast_rows(
-    z: Tensor, candidates: Tensor, start: int, stop: int, temperature: float, alpha: float
+    z: Tensor, candidates: Tensor, partners: Tensor, start: int, stop: int, temperature: float, alpha: float
 ) -> tuple[Tensor, Tensor]:
     """Sum of the losses of the views from `start` to `stop`, and how many of them find their partner."""
     row = torch.arange(start, stop, device=z.device)
@@ -122,17 +169,17 @@ def _contrast_rows(
     hits = (logits.detach().argmax(dim=1) == partner).sum()
     loss = F.cross_entropy(logits, partner, reduction="sum")
     if alpha:
-        loss = loss + alpha * _divergence(logits, z, candidates, row, partner, temperature)
+        loss = loss + alpha * _divergence(logits, partners, candidates, row, partner, temperature)
     return loss, hits
 
 
 def _divergence(
-    logits: Tensor, z: Tensor, candidates: Tensor, row: Tensor, partner: Tensor, temperature: float
+    logits: Tensor, partners: Tensor, candidates: Tensor, row: Tensor, partner: Tensor, temperature: float
 ) -> Tensor:
     """Sum over rows of KL(stopgrad p( . | partner) ; p( . | view)), the partner's candidates in the view's order."""
     own = row[:, None]
     with torch.no_grad():
-        theirs = z[partner] @ candidates.mT / temperature  # (rows, 2B)
+        theirs = partners[partner] @ candidates.mT / temperature  # (rows, 2B)
         theirs = theirs.scatter(1, partner[:, None], theirs.gather(1, own))  # the view stands where its partner does
         theirs = theirs.scatter(1, own, float("-inf")).log_softmax(dim=1)
     difference = (theirs - logits.log_softmax(dim=1)).scatter(1, own, 0.0)  # there, both have probability 0

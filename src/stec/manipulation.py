@@ -28,14 +28,25 @@ class ManipulationOutput(NamedTuple):
     accuracy: Tensor  # (), from 0 to 1
 
 
+def informative_components(config: ManipulationConfig, views: Views | None) -> list[bool]:
+    """Which components of the action can differ between pairs, as far as is known; it is refused if none can."""
+    action = representation(config.action)
+    constant = views.constant_components() if views is not None else set()
+    known = zip(action.components, action.informative, strict=True)
+    informative = [varies and name not in constant for name, varies in known]
+    if not any(informative):
+        raise UserError(f"manipulation.action={config.action}: the views never change any of it, nothing to infer")
+    return informative
+
+
 class Manipulation(nn.Module):
     """psi: an MLP on concat(f(x), f(x')) that reads the action, any representation with any readout.
 
     Args:
         dim: dimension of the features.
         config: representation, readout and bins.
-        views: samples the actions on which quantile bins are fitted, and says which colours never change; not needed
-            for uniform bins.
+        views: samples the actions on which quantile bins are fitted, and says what never changes; not needed for
+            uniform bins.
     """
 
     index: Tensor  # (C',) which components of the representation are inferred
@@ -45,9 +56,7 @@ class Manipulation(nn.Module):
     def __init__(self, dim: int, config: ManipulationConfig, views: Views | None = None) -> None:
         super().__init__()
         self.representation = representation(config.action)
-        informative = torch.tensor(self._informative(views))
-        if not informative.any():
-            raise UserError(f"manipulation.action={config.action}: the views never change any of it, nothing to infer")
+        informative = torch.tensor(informative_components(config, views))
         kept = informative if config.components == "informative" else torch.ones_like(informative)
         self.register_buffer("index", kept.nonzero().squeeze(1), persistent=False)
         self.register_buffer("informative", informative[kept].nonzero().squeeze(1), persistent=False)
@@ -60,12 +69,6 @@ class Manipulation(nn.Module):
         outputs = len(self.components) * (self.bins.k if self.classifies else 1)
         self.psi = mlp(2 * dim, config.hidden, outputs)
 
-    def _informative(self, views: Views | None) -> list[bool]:
-        """Which components can differ between pairs, as far as is known."""
-        constant = views.constant_colours() if views is not None else set()
-        known = zip(self.representation.components, self.representation.informative, strict=True)
-        return [varies and name not in constant for name, varies in known]
-
     def _bins(self, config: ManipulationConfig, views: Views | None) -> Bins:
         if config.bins == "quantile":
             if views is None:
@@ -73,7 +76,7 @@ class Manipulation(nn.Module):
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(0)  # torch.manual_seed would seed the GPUs as well
                 sizes = torch.full((QUANTILE_PAIRS, 2), QUANTILE_SIDE)
-                copy = EfferenceCopy(views.sample(sizes), views.sample(sizes))
+                copy = views.sample_pairs(sizes)
             return Bins.quantile(self.action(copy), config.k)
         keep = self.index.tolist()
         low, high = ([limits[i] for i in keep] for limits in (self.representation.low, self.representation.high))

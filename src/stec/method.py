@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from stec.config import Config, IdentityConfig, ManipulationConfig, TurnConfig, check_values
 from stec.errors import UserError, nearest
 from stec.identity import IDENTITIES, Identity
-from stec.manipulation import Manipulation
+from stec.manipulation import Manipulation, informative_components
 from stec.networks.encoders import create_encoder
 from stec.turn import Turn
-from stec.views import ViewBatch, Views
+from stec.views import ViewBatch, Views, pair_up
 
 # Published: 0.4, beside the mean of the two directions of L_id (Dangovski et al. 2022). Our L_id is their sum.
 E_SSL = 0.8
@@ -104,13 +104,19 @@ class Method(nn.Module):
         self.lambda_turn = lambda_turn
 
     def forward(self, batch: ViewBatch) -> Losses:
-        """Both views of every image in one forward pass, small turned ones in a second, then the inverse models."""
+        """Both views of every image in one forward pass, small and turned ones in others, then the inverse models."""
         features = self.encoder(batch.images)  # (2B, D)
+        first, second = features.chunk(2)
         identity = self.identity(features, batch)
-        total, zero = identity.loss, torch.zeros_like(identity.loss.detach())
+        identity_loss = identity.loss
+        if batch.small is not None:
+            small = self.encoder(batch.small.images)  # (nB, D)
+            identity_loss = self.identity.with_small(identity, small.unflatten(0, (-1, len(first))))
+            first, second = pair_up(first, second, small)  # ((1 + 2n)B, D)
+        total, zero = identity_loss, torch.zeros_like(identity_loss.detach())
         manipulation_loss = manipulation_accuracy = zero
         if self.manipulation is not None:
-            manipulation_loss, manipulation_accuracy = self.manipulation(*features.chunk(2), batch.copy)
+            manipulation_loss, manipulation_accuracy = self.manipulation(first, second, batch.pairs())
             total = total + self.lambda_manip * manipulation_loss
         turn_loss = turn_accuracy = zero
         if self.turn is not None:
@@ -121,7 +127,7 @@ class Method(nn.Module):
         embeddings = features if identity.embeddings is None else identity.embeddings
         return Losses(
             total,
-            identity.loss.detach(),
+            identity_loss.detach(),
             manipulation_loss.detach(),
             identity.accuracy,
             manipulation_accuracy,
@@ -167,7 +173,7 @@ def create(
         identity: settings of the identity model, e.g. `{"temperature": 0.2}`.
         manipulation: settings of the manipulation model, e.g. `{"action": "paper"}`. Those that the name implies, as
             `augself` does its action and readout, need not be given and cannot be changed.
-        views: the views that will be used; only quantile bins need them, and informative colours profit.
+        views: the views that will be used; only quantile bins need them, and informative components profit.
         lambda_turn: weight of the turn loss; 0 for none, what the name implies if left out. The views then need
             `turn=True`.
         turn: settings of the turn model, e.g. `{"hidden": 512}`.
@@ -199,7 +205,7 @@ def create(
 
 def build(config: Config) -> tuple[Views, Method]:
     """The views and the method of a run, with encoders laid out for convolutions on a GPU."""
-    views = Views(**dataclasses.asdict(config.views), turn=_turn_weight(config.method, config.lambda_turn) > 0)
+    views = _views(config)
     method = create(
         config.method,
         config.encoder,
@@ -213,6 +219,16 @@ def build(config: Config) -> tuple[Views, Method]:
     for encoder in (method.encoder, *method.identity.target_encoders()):
         encoder.to(memory_format=torch.channels_last)
     return views, method
+
+
+def check_pairing(config: Config) -> None:
+    """Refuses a method with nothing to infer, before anything is built or loaded."""
+    if pairing_of(config.method).manipulation:
+        informative_components(config.manipulation, _views(config))
+
+
+def _views(config: Config) -> Views:
+    return Views(**dataclasses.asdict(config.views), turn=_turn_weight(config.method, config.lambda_turn) > 0)
 
 
 def _turn_weight(name: str, given: float | None) -> float:

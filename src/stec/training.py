@@ -26,8 +26,9 @@ from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
 from stec.functional import masked_mean
-from stec.method import Losses, Method, build, fix_settings
+from stec.method import Losses, Method, build, check_pairing, fix_settings
 from stec.networks.encoders import create_encoder
+from stec.networks.synchrony import synchronise_batch_norms
 from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
 from stec.replay import Replay
 from stec.reporter import Nobody, Progress, Reporter
@@ -81,6 +82,7 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     With several processes, all but the first return nothing.
     """
     config = dataclasses.replace(config, manipulation=fix_settings(config.method, config.manipulation))
+    check_pairing(config)
     fabric = make_fabric(config)
     if not fabric.is_global_zero:
         reporter = Nobody()
@@ -179,7 +181,7 @@ class Loop:
         self.progress = torch.zeros((), dtype=torch.float64, device=fabric.device)
         optimizer = LARS(groups, lr=self.rate_now, momentum=settings.momentum)
         if fabric.world_size > 1 and fabric.device.type == "cuda":  # PyTorch has no synchronised batch norm for CPUs
-            trainee = nn.SyncBatchNorm.convert_sync_batchnorm(trainee)
+            synchronise_batch_norms(trainee, trainee.method.identity.unsynchronised())
         self.act: Callable[[Tensor, Tensor], ViewBatch] = lambda images, sizes: views(images, sizes).channels_last()
         self.step_on_device: Callable[..., tuple[Tensor, ...]] = self._step
         if compiles(config, fabric.device):

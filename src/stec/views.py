@@ -20,18 +20,29 @@ TRIES = 10  # to find a crop that fits, as in torchvision
 BLUR_SIGMA = (0.1, 2.0)  # at a side of 224 pixels, scaled with it
 
 
+class SmallViews(NamedTuple):
+    """Further, smaller views of each image of a batch, n of each, and how they were made."""
+
+    images: Tensor  # (nB, 3, s, s) in [0, 1]: the first of every image, then the second of every image, ...
+    glimpse: Glimpse  # nB rows
+
+
 class ViewBatch(NamedTuple):
     """Two views of each image of a batch, and the copy of what was done."""
 
     images: Tensor  # (2B, 3, S, S) in [0, 1]: all first views, then all second ones
     copy: EfferenceCopy
     turned: Tensor | None = None  # (4B, 3, S/2, S/2) a third, small view in all four turns; see `stec.turn.every_turn`
+    small: SmallViews | None = None
 
     def channels_last(self) -> ViewBatch:
         """The same, in the memory layout that convolutions on a GPU prefer."""
         images = self.images.contiguous(memory_format=torch.channels_last)
         turned = None if self.turned is None else self.turned.contiguous(memory_format=torch.channels_last)
-        return ViewBatch(images, self.copy, turned)
+        small = self.small
+        if small is not None:
+            small = SmallViews(small.images.contiguous(memory_format=torch.channels_last), small.glimpse)
+        return ViewBatch(images, self.copy, turned, small)
 
     @property
     def first(self) -> Tensor:
@@ -42,6 +53,24 @@ class ViewBatch(NamedTuple):
     def second(self) -> Tensor:
         """x', (B, 3, S, S)"""
         return self.images[len(self.images) // 2 :]
+
+    def pairs(self) -> EfferenceCopy:
+        """The copies of all actions: x -> x', and from every small view to x and to x', in the order of `pair_up`."""
+        return self.copy if self.small is None else _pair_copies(self.copy, self.small.glimpse)
+
+
+def pair_up(first: Tensor, second: Tensor, small: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (B, ...) of x and of x', and (nB, ...) of small views -> the pairs of them, ((1 + 2n)B, ...) each.
+
+    The pairs (x, x'), then those of every small view with x, then those with x'.
+    """
+    number = len(small) // len(first)
+    return torch.cat([first, small, small]), torch.cat([second, *[first] * number, *[second] * number])
+
+
+def _pair_copies(copy: EfferenceCopy, small: Glimpse) -> EfferenceCopy:
+    first, second = zip(*(pair_up(*field) for field in zip(*copy, small, strict=True)), strict=True)
+    return EfferenceCopy(Glimpse(*first), Glimpse(*second))
 
 
 class Views(nn.Module):
@@ -58,6 +87,9 @@ class Views(nn.Module):
         blur: probability of a Gaussian blur (a kernel of 10 % of the side).
         solarize: probability of inverting what is at least half bright.
         test_crop: side of the central square that `plain` keeps, relative to the shorter side of the image.
+        small: how many small views to make besides (`ViewBatch.small`), drawn like the others but for size and area.
+        small_size: side of a small view in pixels.
+        small_area: range of its crop's area.
         turn: also make a third view of half the side, drawn like the others, in all four turns (`ViewBatch.turned`).
 
     Example:
@@ -79,6 +111,9 @@ class Views(nn.Module):
         blur: float = 0.0,
         solarize: float = 0.0,
         test_crop: float = 1.0,
+        small: int = 0,
+        small_size: int = 16,
+        small_area: tuple[float, float] = (0.08, 0.25),
         turn: bool = False,
     ) -> None:
         super().__init__()
@@ -87,9 +122,10 @@ class Views(nn.Module):
         self.grey, self.blur, self.solarize = grey, blur, solarize
         self.test_crop = test_crop
         self.kernel = int(0.1 * size) // 2 * 2 + 1
-        self.small = None
-        if turn:
-            self.small = Views(size // 2, area, aspect, mirror, jitter, jitter_probability, grey, blur, solarize)
+        self.small = small
+        shared = (aspect, mirror, jitter, jitter_probability, grey, blur, solarize)
+        self.small_views = Views(small_size, small_area, *shared) if small else None
+        self.third_view = Views(size // 2, area, *shared) if turn else None
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> ViewBatch:
         """Acts twice on every image.
@@ -103,16 +139,34 @@ class Views(nn.Module):
         glimpse = self.sample(torch.cat([sizes, sizes]))
         copy = EfferenceCopy(glimpse.rows(slice(len(images))), glimpse.rows(slice(len(images), None)))
         views = self.render(torch.cat([images, images]), glimpse)
-        if self.small is None:
-            return ViewBatch(views, copy)
-        # Drawn last: the two views are the same whether or not there is a third.
-        return ViewBatch(views, copy, every_turn(self.small.render(images, self.small.sample(sizes))))
+        # Drawn last: the two views are the same whether or not there are more.
+        turned = small = None
+        if self.third_view is not None:
+            turned = every_turn(self.third_view.render(images, self.third_view.sample(sizes)))
+        if self.small_views is not None:
+            glimpse = self.small_views.sample(sizes.repeat(self.small, 1))
+            small = SmallViews(self.small_views.render(images.repeat(self.small, 1, 1, 1), glimpse), glimpse)
+        return ViewBatch(views, copy, turned, small)
 
-    def constant_colours(self) -> set[str]:
-        """The components of the `colour` action that are the same for all pairs of these views."""
+    def sample_pairs(self, sizes: Tensor) -> EfferenceCopy:
+        """Draws actions as `ViewBatch.pairs` has them, given the images' heights and widths (N, 2)."""
+        copy = EfferenceCopy(self.sample(sizes), self.sample(sizes))
+        if self.small_views is None:
+            return copy
+        return _pair_copies(copy, self.small_views.sample(sizes.repeat(self.small, 1)))
+
+    def constant_components(self) -> set[str]:
+        """The components of actions that are the same for all pairs of these views, or always hidden by solarizing."""
         u, v = (self.jitter_probability * strength for strength in self.jitter)
         varies = {"brightness": u > 0, "contrast": u > 0, "saturation": u > 0, "hue": v > 0}
         varies |= {"grey": 0 < self.grey < 1, "blur": self.blur > 0, "solarize": 0 < self.solarize < 1}
+        areas = {*self.area, *(self.small_views.area if self.small_views is not None else ())}
+        place = areas != {1.0}
+        size = len(areas) > 1 or (place and self.aspect[0] < self.aspect[1])
+        mirror = 0 < self.mirror < 1
+        spatial = {"left": place, "top": place, "width": size, "height": size, "mirror": mirror}
+        spatial |= {"x": place, "y": place, "xx": size or mirror, "yy": size}
+        varies |= {name: does and self.solarize < 1 for name, does in spatial.items()}
         return {name for name, does in varies.items() if not does}
 
     def sample(self, sizes: Tensor) -> Glimpse:

@@ -18,18 +18,24 @@ from stec.identity import IDENTITIES
 from stec.views import ViewBatch
 
 PAIRS, PIXELS, DIM, PROCESSES = 6, 10, 8, 2  # pairs of each process
+SMALL = 2  # small views of each image, in models that have them
 
 
 class Model(nn.Module):
-    """A linear encoder and the identity model of that name, on rows of pixels."""
+    """A linear encoder and the identity model of that name, on rows of pixels.
+
+    "name, small": with small views. "moco, groups": the target normalises by its batches, one in each process.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__()
         torch.manual_seed(0)
+        name, _, kind = name.partition(", ")
+        self.small = kind == "small"
         self.encoder = nn.Linear(PIXELS, DIM)
         self.encoder.dim = DIM
         output = 12 if name == "simsiam" else 5  # a quarter of it is SimSiam's bottleneck
-        config = IdentityConfig(temperature=0.2, hidden=16, output=output, queue=40)
+        config = IdentityConfig(temperature=0.2, hidden=16, output=output, queue=40, groups=PROCESSES)
         self.identity = IDENTITIES[name](self.encoder, config)
         # Batch norms use these instead of the statistics of a batch, which would differ between processes.
         for module in self.identity.modules():
@@ -41,10 +47,16 @@ class Model(nn.Module):
                 if not parameter.requires_grad:
                     parameter.add_(0.2 * torch.randn_like(parameter))
         self.eval()
+        if kind == "groups":
+            self.identity.target.train()
 
     def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
-        loss, accuracy, _ = self.identity(self.encoder(views), ViewBatch(views, copy=None))
-        return loss, accuracy
+        output = self.identity(self.encoder(views), ViewBatch(views, copy=None))
+        if not self.small:
+            return output.loss, output.accuracy
+        first = views.chunk(2)[0]
+        features = self.encoder(torch.cat([first * (2 + i) + 0.3 for i in range(SMALL)]))
+        return self.identity.with_small(output, features.unflatten(0, (SMALL, -1))), output.accuracy
 
 
 @dataclass
@@ -78,12 +90,13 @@ def in_two_processes(names: Sequence[str], folder: Path) -> dict[str, list[Outco
 def _one_of_two(rank: int, names: Sequence[str], folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=PROCESSES)
-    outcomes = {name: vars(_step(Model(name), torch.cat(views_of(rank)))) for name in names}
+    outcomes = {name: vars(_step(Model(name), torch.cat(views_of(rank)), seed=rank)) for name in names}
     torch.save(outcomes, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
-def _step(model: Model, views: Tensor) -> Outcome:
+def _step(model: Model, views: Tensor, seed: int = 0) -> Outcome:
+    torch.manual_seed(seed)  # processes draw other numbers, the first those of one process
     # DDP averages gradients over processes, as long as it exists
     parallel: Any = DistributedDataParallel(model) if dist.is_initialized() else model
     loss, accuracy = parallel(views)
@@ -91,6 +104,28 @@ def _step(model: Model, views: Tensor) -> Outcome:
     model.identity.after_step(0.5)
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return Outcome(loss.detach(), accuracy, gradients, model.state_dict())
+
+
+def queues_of_two_processes(steps: int, broadcast: bool, folder: Path) -> list[dict[str, Tensor]]:
+    """The buffers of MoCo in both processes after some steps under DDP, with and without its broadcast of buffers."""
+    multiprocessing.spawn(_queue_of_one, args=(steps, broadcast, str(folder)), nprocs=PROCESSES)
+    return [torch.load(folder / f"queue{rank}.pt") for rank in range(PROCESSES)]
+
+
+def _queue_of_one(rank: int, steps: int, broadcast: bool, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=PROCESSES)
+    model = Model("moco, groups")
+    parallel = DistributedDataParallel(model, broadcast_buffers=broadcast)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    for step in range(steps):
+        optimizer.zero_grad()
+        parallel(torch.cat(views_of(PROCESSES * step + rank)))[0].backward()
+        optimizer.step()
+        model.identity.after_step(0.1)
+    torch.save({name: getattr(model.identity, name) for name in ("queue", "oldest")}, f"{folder}/queue{rank}.pt")
+    dist.destroy_process_group()
 
 
 def assert_same_gradients(processes: list[Outcome], one: Outcome) -> None:

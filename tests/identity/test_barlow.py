@@ -67,7 +67,7 @@ def test_the_model_takes_its_weight_from_the_config() -> None:
     layers = [(m.in_features, m.out_features) for m in model.modules() if isinstance(m, nn.Linear)]
     assert layers == [(7, 11), (11, 11), (11, 5)]
     features = torch.randn(12, 7)
-    loss, accuracy, _ = model.eval()(features, batch=None)
+    loss, accuracy, *_ = model.eval()(features, batch=None)
     z = model.expander(features)
     torch.testing.assert_close(loss, 2 * BarlowTwinsLoss(0.3)(*z.chunk(2)), rtol=1e-5, atol=1e-5)
     assert float(accuracy) == pytest.approx(partners_found(z))

@@ -12,13 +12,18 @@ from processes import (
     PROCESSES,
     Model,
     Outcome,
+    assert_same_mean_loss,
     in_one_process,
+    queues_of_two_processes,
     views_of,
 )
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+import stec
 from stec.config import IdentityConfig
 from stec.identity import MoCo
+from stec.networks.synchrony import synchronise_batch_norms
 
 
 def moco(queue: int, output: int = 2) -> MoCo:
@@ -39,6 +44,70 @@ def test_two_processes_have_the_queue_of_one(two_processes: dict[str, list[Outco
     for row, view in ((0, first[0]), (PAIRS, other_first[0]), (3 * PAIRS, other_second[0])):
         key = nn.functional.normalize(model.identity.target(view[None]))
         torch.testing.assert_close(one.state["identity.queue"][row], key[0])
+
+
+def test_groups_over_two_processes_are_those_of_one(two_processes: dict[str, list[Outcome]]) -> None:
+    """Shuffled over all views and normalised in two groups: one in each process, or both in one."""
+    one = in_one_process("moco, groups")
+    assert_same_mean_loss(two_processes["moco, groups"], one)
+    for process in two_processes["moco, groups"]:
+        torch.testing.assert_close(process.state["identity.queue"], one.state["identity.queue"])
+    assert not torch.allclose(one.state["identity.queue"], in_one_process("moco").state["identity.queue"], atol=0.01)
+
+
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_the_queue_stays_the_same_in_all_processes(broadcast: bool, tmp_path) -> None:
+    """Because all put the same keys in, not because DDP sends that of the first to the others before every step."""
+    first, second = queues_of_two_processes(5, broadcast, tmp_path)
+    assert torch.equal(first["queue"], second["queue"])
+    assert first["oldest"] == second["oldest"] == 5 * 2 * PAIRS * PROCESSES % 40
+
+
+class Recorder(nn.Module):
+    """A target that passes its input on, and remembers which rows it saw together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[int]] = []
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.seen.append(rows[:, 0].int().tolist())
+        return rows
+
+
+def test_the_target_sees_shuffled_groups_and_the_order_is_restored_exactly() -> None:
+    model = moco(queue=100)
+    model.target = Recorder()
+    rows = torch.stack([torch.arange(40.0), torch.ones(40)], dim=1)
+    torch.manual_seed(0)
+    for _ in range(2):
+        assert torch.equal(model._keys(rows), nn.functional.normalize(rows))
+    first, second = model.target.seen[:8], model.target.seen[8:]
+    for groups in (first, second):
+        assert [len(group) for group in groups] == [5] * 8
+        assert sorted(row for group in groups for row in group) == list(range(40))
+    assert sorted(map(sorted, first)) != sorted(map(sorted, second)), "other groups in every step"
+
+
+def test_a_group_has_at_least_two_views() -> None:
+    model = moco(queue=4)
+    model.target = Recorder()
+    model._keys(torch.arange(10.0).view(5, 2))
+    assert sorted(map(len, model.target.seen)) == [2, 3]
+
+
+def test_the_targets_batch_norms_are_not_synchronised() -> None:
+    for name, apart in (("moco", True), ("byol", False)):
+        method = stec.create(name, "resnet-small", identity={"queue": 4})
+        before = dict(method.named_parameters())
+        synchronise_batch_norms(method, method.identity.unsynchronised())
+        kinds = {key: type(module) for key, module in method.named_modules() if isinstance(module, _BatchNorm)}
+        assert kinds["encoder.bn1"] == kinds["identity.projector.1"] == nn.SyncBatchNorm
+        expected = nn.BatchNorm2d if apart else nn.SyncBatchNorm
+        assert kinds["identity.target.encoder.bn1"] == expected
+        assert kinds["identity.target.encoder.stages.0.bn2"] == expected
+        assert all(before[key] is parameter for key, parameter in method.named_parameters())
+        method.after_step(0.5)  # the target still follows the networks that were changed
 
 
 def test_the_loss_is_lightlys_with_the_queue_as_memory_bank() -> None:
@@ -118,6 +187,7 @@ def test_a_saved_queue_continues_bit_for_bit(tmp_path) -> None:
     twin = copy.deepcopy(model)
     results = []
     for each in (model, other, twin):
+        torch.manual_seed(5)  # for the shuffling, as a run does at every epoch
         optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
         losses = [step(each, torch.cat(views_of(i)), optimizer) for i in range(3, 6)]
         results.append((losses, each.state_dict()))

@@ -78,8 +78,8 @@ def test_the_output_is_normalised_in_moco_alone(name: str) -> None:
     [
         ({"alpha": -1.0}, "identity.alpha=-1.0: must be at least 0"),
         ({"alpha": float("nan")}, "identity.alpha=nan"),
-        ({"ema": 1.5}, "identity.ema=1.5: must be at most 1"),
-        ({"ema": -0.1}, "identity.ema=-0.1: must be at least 0"),
+        ({"ema": 1.0}, r"identity\.ema=1\.0: must be above 0 \(the target would be the encoder itself\) and below 1"),
+        ({"ema": 0.0}, r"identity\.ema=0\.0: must be above 0"),
         ({"queue": 0}, "identity.queue=0: must be at least 1"),
         ({"temperature": 0.0}, "identity.temperature=0.0: must be above 0"),
         ({"momentum": 0.9}, "unknown setting 'momentum'"),

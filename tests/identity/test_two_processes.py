@@ -16,9 +16,13 @@ from stec.identity import IDENTITIES
 WHOLE_BATCH = {"simclr", "relic", "vicreg", "barlow"}
 
 
+@pytest.mark.parametrize("small", ["", ", small"])
 @pytest.mark.parametrize("name", IDENTITIES)
-def test_two_processes_give_loss_and_gradients_of_one(name: str, two_processes: dict[str, list[Outcome]]) -> None:
-    processes, one = two_processes[name], in_one_process(name)
+def test_two_processes_give_loss_and_gradients_of_one(
+    name: str, small: str, two_processes: dict[str, list[Outcome]]
+) -> None:
+    processes, one = two_processes[name + small], in_one_process(name + small)
+    assert not small or one.loss != in_one_process(name).loss
     (assert_same_loss_in_each if name in WHOLE_BATCH else assert_same_mean_loss)(processes, one)
     assert_same_gradients(processes, one)
 

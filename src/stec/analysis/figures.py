@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -20,7 +21,7 @@ CAPTION = 50
 LINE = 16  # of a caption with more than one
 PER_LINE = 6  # components of an action
 INK, QUIET, PAPER, GROUND = "#1b1f24", "#6a737d", "#ffffff", "#eceff2"
-FIRST, SECOND = "#0b69c7", "#d9480f"  # x and x'
+FIRST, SECOND, SMALL = "#0b69c7", "#d9480f", "#2b8a3e"  # x, x' and small views
 
 
 def draw_views(config: Config, pairs: int) -> Image.Image:
@@ -37,7 +38,8 @@ def draw_views(config: Config, pairs: int) -> Image.Image:
     columns = min(2, len(order))
     rows = -(-len(order) // columns)
     lines = -(-len(reader.components) // PER_LINE)
-    width, height = 3 * PANEL + 2 * GAP, PANEL + CAPTION + (lines - 1) * LINE
+    panels = 4 if views.small else 3
+    width, height = panels * PANEL + (panels - 1) * GAP, PANEL + CAPTION + (lines - 1) * LINE
     sheet = Image.new("RGB", (columns * (width + 2 * GAP), rows * (height + GAP) + GAP), PAPER)
     for i in range(len(order)):
         words = [
@@ -55,8 +57,9 @@ def _card(source: Tensor, batch: ViewBatch, i: int, text: str, width: int, heigh
     draw = ImageDraw.Draw(card)
     first, second = (glimpse.rows(slice(i, i + 1)) for glimpse in batch.copy)
 
+    small, others = _small_views(batch, i)
     panel = _picture(source, PANEL)
-    for glimpse, colour in ((first, FIRST), (second, SECOND)):
+    for glimpse, colour in (*((glimpse, SMALL) for glimpse in others), (first, FIRST), (second, SECOND)):
         corners = actions.quadrilateral(actions.view_matrix(glimpse))[0]
         _outline(panel, (corners + 1) / 2 * PANEL, colour)
     card.paste(panel, (0, 0))
@@ -64,18 +67,36 @@ def _card(source: Tensor, batch: ViewBatch, i: int, text: str, width: int, heigh
     # x lies in the middle of a larger ground, so that an x' beyond its border can be seen.
     panel = Image.new("RGB", (PANEL, PANEL), GROUND)
     panel.paste(_picture(batch.first[i], PANEL // 2), (PANEL // 4, PANEL // 4))
-    corners = actions.quadrilateral(actions.egocentric(actions.EfferenceCopy(first, second)))[0]
-    _outline(panel, (corners + 2) / 4 * PANEL, SECOND)
+    for glimpse, colour in (*((glimpse, SMALL) for glimpse in others), (second, SECOND)):
+        corners = actions.quadrilateral(actions.egocentric(actions.EfferenceCopy(first, glimpse)))[0]
+        _outline(panel, (corners + 2) / 4 * PANEL, colour)
     ImageDraw.Draw(panel).rectangle((PANEL // 4, PANEL // 4, PANEL * 3 // 4, PANEL * 3 // 4), outline=FIRST, width=2)
     card.paste(panel, (PANEL + GAP, 0))
 
     card.paste(_picture(batch.second[i], PANEL), (2 * (PANEL + GAP), 0))
-    small = ImageFont.load_default(12)
-    captions = ("image, both crops", f"x{_mirrored(first)}, and where x' is on it", f"x'{_mirrored(second)}")
+    font = ImageFont.load_default(12)
+    crops, where = ("all crops", "the others") if others else ("both crops", "and where x' is")
+    captions = [f"image, {crops}", f"x{_mirrored(first)}, {where} on it", f"x'{_mirrored(second)}"]
+    if small is not None:
+        card.paste(small, (3 * (PANEL + GAP), 0))
+        captions.append("small views")
     for column, caption in enumerate(captions):
-        draw.text((column * (PANEL + GAP), PANEL + 4), caption, fill=QUIET, font=small)
-    draw.text((0, PANEL + 24), text, fill=INK, font=small)
+        draw.text((column * (PANEL + GAP), PANEL + 4), caption, fill=QUIET, font=font)
+    draw.text((0, PANEL + 24), text, fill=INK, font=font)
     return card
+
+
+def _small_views(batch: ViewBatch, i: int) -> tuple[Image.Image | None, list[Glimpse]]:
+    """All small views of one image on a panel, and how they were made."""
+    if batch.small is None:
+        return None, []
+    rows = range(i, len(batch.small.images), len(batch.first))
+    columns = math.isqrt(len(rows) - 1) + 1
+    side = PANEL // columns
+    panel = Image.new("RGB", (PANEL, PANEL), PAPER)
+    for place, row in enumerate(rows):
+        panel.paste(_picture(batch.small.images[row], side - 4), (place % columns * side, place // columns * side))
+    return panel, [batch.small.glimpse.rows(slice(row, row + 1)) for row in rows]
 
 
 def _picture(image: Tensor, side: int) -> Image.Image:

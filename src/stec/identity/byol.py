@@ -29,6 +29,14 @@ class BYOL(TargetIdentity):
         """(2B, D) -> loss and accuracy."""
         projections = self.projector(features)
         first, second = self.predictor(projections).float().chunk(2)
-        halves = (first, second, *self.target(batch.images).float().chunk(2))
-        accuracy = target_accuracy(*(gather(half.detach()) for half in halves))
-        return IdentityOutput(byol(*halves), accuracy, projections)
+        targets = self.target(batch.images).float().chunk(2)
+        accuracy = target_accuracy(*(gather(half.detach()) for half in (first, second, *targets)))
+        return IdentityOutput(byol(first, second, *targets), accuracy, projections, targets)
+
+    def queries(self, features: Tensor) -> Tensor:
+        """The predictions."""
+        return self.predictor(self.projector(features)).float()
+
+    def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
+        """From a small view, what the target makes of the large ones is predicted."""
+        return byol(queries, queries, *keys)

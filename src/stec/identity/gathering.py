@@ -1,4 +1,4 @@
-"""Bringing together the rows of all processes, with gradient."""
+"""Bringing together the rows of all processes, with gradient, and mixing them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,22 @@ def gather(rows: Tensor) -> Tensor:
     Every process then computes the loss of the whole batch. The gradient that comes back to `rows` is the sum over
     processes; averaging parameter gradients over processes, as DDP does, makes it that of one process with all rows.
     """
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return _Gather.apply(rows)
-    return rows
+    return _Gather.apply(rows) if processes()[1] > 1 else rows
+
+
+def processes() -> tuple[int, int]:
+    """The number of this process, and of how many."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def shared_permutation(length: int, device: torch.device) -> Tensor:
+    """A random order, drawn by the first process and the same in all."""
+    order = torch.rand(length, device=device).argsort()  # unlike randperm, certain not to wait for the device
+    if processes()[1] > 1:
+        dist.broadcast(order, src=0)
+    return order
 
 
 class _Gather(torch.autograd.Function):

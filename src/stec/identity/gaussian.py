@@ -29,7 +29,16 @@ class Gaussian(Identity):
 
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """(2B, D) -> loss and accuracy."""
-        projections = self.projector(features).float()
+        projections = self.queries(features)
         first, second = projections.chunk(2)
         accuracy = partner_accuracy(gather(first.detach()), gather(second.detach()))
-        return IdentityOutput(gaussian(first, second), accuracy, projections)
+        return IdentityOutput(gaussian(first, second), accuracy, projections, (first, second))
+
+    def queries(self, features: Tensor) -> Tensor:
+        """The projections."""
+        return self.projector(features).float()
+
+    def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
+        """Half of the loss of a small view with either large one, which has both directions."""
+        first, second = (gaussian(queries, partner) for partner in keys)
+        return (first + second) / 2

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stec.config import IdentityConfig
 from stec.functional import info_nce
-from stec.identity.gathering import gather
+from stec.identity.gathering import gather, processes, shared_permutation
 from stec.identity.interface import IdentityOutput, TargetIdentity
 from stec.views import ViewBatch
 
@@ -20,6 +20,10 @@ class MoCo(TargetIdentity):
     """InfoNCE in both directions; the keys of both views join the queue after the step, those of all processes.
 
     Everything but target and queue is as in SimCLR. The queue starts with random directions.
+
+    Keys in the queue were normalised in other batches than the key that a query has to find, which was normalised with
+    the query's own batch: batch norm would give it away. So the target sees the views of all processes shuffled and in
+    groups, each normalised by itself (He et al. 2020, "Shuffling BN"; their groups are the batches of eight GPUs).
     """
 
     queue: Tensor  # (queue, D), of length 1 each
@@ -27,22 +31,49 @@ class MoCo(TargetIdentity):
 
     def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
         super().__init__(encoder, config, output_norm=True)
-        self.temperature = config.temperature
+        self.temperature, self.groups = config.temperature, config.groups
         self.register_buffer("queue", F.normalize(torch.randn(config.queue, config.output), dim=1))
         self.register_buffer("oldest", torch.zeros((), dtype=torch.long))
         self._waiting: Tensor | None = None  # keys of this step, (2B, D): until the backward pass the queue must stay
 
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """(2B, D) -> loss and accuracy."""
-        projections = self.projector(features).float()
+        projections = self.queries(features)
         first, second = projections.chunk(2)
-        keys = F.normalize(self.target(batch.images).float(), dim=1)
-        first_keys, second_keys = keys.chunk(2)
+        rank, world = processes()
+        keys = self._keys(batch.images)  # (2 world B, D)
+        first_keys, second_keys = (half.chunk(world)[rank] for half in keys.chunk(2))
         forwards = info_nce(first, second_keys, self.queue, self.temperature)
         backwards = info_nce(second, first_keys, self.queue, self.temperature)
-        self._waiting = torch.cat([gather(first_keys), gather(second_keys)])
+        self._waiting = keys
         accuracy = (forwards.accuracy + backwards.accuracy) / 2
-        return IdentityOutput(forwards.loss + backwards.loss, accuracy, projections)
+        return IdentityOutput(forwards.loss + backwards.loss, accuracy, projections, (first_keys, second_keys))
+
+    @torch.compiler.disable(recursive=False)  # the target is compiled once, not again for every group
+    @torch.no_grad()
+    def _keys(self, images: Tensor) -> Tensor:
+        """What the target makes of the views of all processes: all first ones, then all second ones."""
+        rank, world = processes()
+        views = torch.cat([gather(half) for half in images.chunk(2)])
+        order = shared_permutation(len(views), views.device)
+        own = views[order.chunk(world)[rank]]
+        groups = min(max(1, self.groups // world), len(own) // 2)  # a batch norm needs two views
+        keys = torch.cat([self.target(group) for group in own.tensor_split(groups)])
+        keys = gather(F.normalize(keys.float(), dim=1))
+        return torch.empty_like(keys).index_copy_(0, order, keys)
+
+    def unsynchronised(self) -> list[nn.Module]:
+        """The target, whose groups are normalised by themselves."""
+        return [self.target]
+
+    def queries(self, features: Tensor) -> Tensor:
+        """The projections."""
+        return self.projector(features).float()
+
+    def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
+        """The partner of a small view is what the target makes of a large one; small views have no keys."""
+        first, second = (info_nce(queries, partner, self.queue, self.temperature).loss for partner in keys)
+        return first + second
 
     def after_step(self, progress: Tensor | float) -> None:
         """The target follows, and the keys of this step take the place of the oldest ones."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from stec.config import IdentityConfig
-from stec.functional import relic
+from stec.functional import relic, relic_small
 from stec.identity.gathering import gather
 from stec.identity.interface import IdentityOutput, TargetIdentity
 from stec.views import ViewBatch
@@ -27,8 +27,18 @@ class ReLIC(TargetIdentity):
 
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """(2B, D) -> loss and accuracy."""
-        projections = self.projector(features).float()
+        projections = self.queries(features)
         first, second = (gather(half) for half in projections.chunk(2))
         first_target, second_target = (gather(half) for half in self.target(batch.images).float().chunk(2))
         contrast = relic(first, second, first_target, second_target, self.temperature, self.alpha)
-        return IdentityOutput(*contrast, projections)
+        return IdentityOutput(*contrast, projections, (first, second, first_target, second_target))
+
+    def queries(self, features: Tensor) -> Tensor:
+        """The projections."""
+        return self.projector(features).float()
+
+    def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
+        """A small view picks its partners out of what the target makes of large ones, and assigns as they do."""
+        first, second, first_target, second_target = keys
+        small = gather(queries)
+        return relic_small(small, first, second, first_target, second_target, self.temperature, self.alpha)

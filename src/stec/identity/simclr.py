@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from stec.config import IdentityConfig
-from stec.functional import contrast_pairs
+from stec.functional import contrast_pairs, contrast_small
 from stec.identity.gathering import gather
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import projector
@@ -22,6 +22,15 @@ class SimCLR(Identity):
 
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """(2B, D) -> loss and accuracy."""
-        projections = self.projector(features).float()
+        projections = self.queries(features)
         first, second = (gather(half) for half in projections.chunk(2))
-        return IdentityOutput(*contrast_pairs(first, second, self.temperature), projections)
+        return IdentityOutput(*contrast_pairs(first, second, self.temperature), projections, (first, second))
+
+    def queries(self, features: Tensor) -> Tensor:
+        """The projections."""
+        return self.projector(features).float()
+
+    def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
+        """The partner of a small view is picked out among the large ones."""
+        first, second = keys
+        return contrast_small(gather(queries), first, second, self.temperature)

@@ -31,4 +31,12 @@ class SimSiam(Identity):
         first_prediction, second_prediction = self.predictor(projections).chunk(2)
         loss = simsiam(first_prediction, second_prediction, first, second)
         accuracy = partner_accuracy(gather(first.detach()), gather(second.detach()))
-        return IdentityOutput(loss, accuracy, projections)
+        return IdentityOutput(loss, accuracy, projections, (first, second))
+
+    def queries(self, features: Tensor) -> Tensor:
+        """The predictions."""
+        return self.predictor(self.projector(features))
+
+    def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
+        """From a small view, the projections of the large ones are predicted."""
+        return simsiam(queries, queries, *keys)

@@ -22,6 +22,17 @@ class VICReg(Identity):
 
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """(2B, D) -> loss and accuracy."""
-        embeddings = self.expander(features).float()
+        embeddings = self.queries(features)
         first, second = (gather(half) for half in embeddings.chunk(2))
-        return IdentityOutput(vicreg(first, second, *self.weights), partner_accuracy(first, second), embeddings)
+        loss, accuracy = vicreg(first, second, *self.weights), partner_accuracy(first, second)
+        return IdentityOutput(loss, accuracy, embeddings, (first, second))
+
+    def queries(self, features: Tensor) -> Tensor:
+        """The embeddings."""
+        return self.expander(features).float()
+
+    def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
+        """Half of the loss of a small view with either large one, which has both directions."""
+        small = gather(queries)
+        first, second = (vicreg(small, partner, *self.weights) for partner in keys)
+        return (first + second) / 2
