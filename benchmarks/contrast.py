@@ -79,7 +79,8 @@ def main():
     if arguments.json:
         with open(arguments.json, "w") as file:
             facts = {"device_name": provenance.hardware(device), "commit": provenance.commit(), **provenance.versions()}
-            json.dump({**vars(arguments), **facts, "rows": rows}, file, indent=2)
+            settings = {key: value for key, value in vars(arguments).items() if key != "json"}
+            json.dump({**settings, **facts, "rows": rows}, file, indent=2)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from stec import UserError
 from stec.bench import _take_turns, bench
 from stec.config import load
 from stec.peers import lightly_simclr
+from stec.profiling import group_of
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,33 @@ def test_a_method_without_a_manipulation_model_has_no_cost_of_one():
     (row,) = bench(load("default", ["method=simclr"]), [16], seconds=0.05)["rows"]
     assert row["cost_of_manipulation"] is None
     assert "without_manipulation" not in row
+
+
+def test_a_profile_accounts_for_the_step():
+    (row,) = bench(load("default"), [32], seconds=0.05, profile=True)["rows"]
+    profile = row["profile"]
+    assert sum(profile["groups"].values()) == pytest.approx(profile["milliseconds"], abs=0.01)
+    step = 1000 * 2 * 32 / row["end_to_end"]
+    assert 0.3 * step < profile["milliseconds"] < 5 * step  # on a busy machine, neither is exact
+    assert profile["groups"]["convolutions"] > 0.1 * profile["milliseconds"]
+    assert profile["kernels"][0]["milliseconds"] == max(kernel["milliseconds"] for kernel in profile["kernels"])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "group"),
+    [
+        ("sm90_xmma_dgrad_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x64x32", "convolutions"),
+        ("aten::convolution_backward", "convolutions"),
+        ("triton_red_fused__native_batch_norm_legit_functional_2", "batch norm, ReLU, residuals"),
+        ("triton_poi_fused_add_threshold_backward_34", "batch norm, ReLU, residuals"),
+        ("triton_poi_fused_convolution_backward_native_batch_norm_backward_36", "batch norm, ReLU, residuals"),
+        ("nvjet_sm90_tst_128x64_64x8_1x2_h_bz_NNT", "matrix products"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<...>", "optimizer"),
+        ("triton_poi_fused_abs_add_addcmul_clamp", "the rest"),
+    ],
+)
+def test_kernels_are_grouped_by_what_they_do(kernel, group):
+    assert group_of(kernel) == group
 
 
 def test_lightly_beside_us():

@@ -23,6 +23,7 @@ from stec.data import DataSet, ResidentSplit
 from stec.errors import UserError
 from stec.method import METHODS, build
 from stec.networks.encoders import create_encoder
+from stec.profiling import time_by_kernel
 from stec.replay import WARM_UP, Replay
 from stec.reporter import Nobody
 from stec.run import RunFolder
@@ -32,7 +33,9 @@ CLASSES = 10  # of the random labels
 TRAINED = 10  # steps before the encoder is measured alone
 
 
-def bench(config: Config, batch_sizes: list[int], seconds: float = 4.0, compare: str | None = None) -> dict[str, Any]:
+def bench(
+    config: Config, batch_sizes: list[int], seconds: float = 4.0, compare: str | None = None, profile: bool = False
+) -> dict[str, Any]:
     """Measures ceiling, augmentation, and training with and without the manipulation model, for every batch size.
 
     Args:
@@ -40,13 +43,14 @@ def bench(config: Config, batch_sizes: list[int], seconds: float = 4.0, compare:
         batch_sizes: images per step.
         seconds: how long each part is measured.
         compare: "lightly" adds that library's SimCLR parts with the same encoder.
+        profile: adds the time of every kernel of a training step.
     """
     if compare not in (None, "lightly"):
         raise UserError(f"--compare {compare}: choose lightly")
     fabric = make_fabric(config)
     rows = []
     for batch_size in batch_sizes:
-        row = _measure(dataclasses.replace(config, batch_size=batch_size), fabric, seconds)
+        row = _measure(dataclasses.replace(config, batch_size=batch_size), fabric, seconds, profile)
         if compare == "lightly":
             from stec.peers import lightly_simclr
 
@@ -65,7 +69,7 @@ def bench(config: Config, batch_sizes: list[int], seconds: float = 4.0, compare:
     }
 
 
-def _measure(config: Config, fabric: Any, seconds: float) -> dict[str, Any]:
+def _measure(config: Config, fabric: Any, seconds: float, profile: bool) -> dict[str, Any]:
     device = fabric.device
     split = _random_split(config, device)
     batch = next(split.batches(torch.arange(config.batch_size), config.batch_size))
@@ -101,6 +105,7 @@ def _measure(config: Config, fabric: Any, seconds: float) -> dict[str, Any]:
         "cost_of_manipulation": round(rates["without_manipulation"] / rates["end_to_end"] - 1, 4) if plain else None,
         "seconds_to_first_step": round(first_step, 2),
         "peak_memory_bytes": memory,
+        **({"profile": time_by_kernel(parts["end_to_end"], device)} if profile else {}),
     }
 
 
@@ -159,17 +164,20 @@ def _recorded(function: Callable[..., Any], config: Config, device: torch.device
 
 
 def _take_turns(
-    parts: dict[str, Callable[[], Any]], views: int, seconds: float, device: torch.device, turns: int = 5
+    parts: dict[str, Callable[[], Any]], views: int, seconds: float, device: torch.device, turns: int = 6
 ) -> dict[str, float]:
-    """Views per second of every part: the median over turns, each as long as it takes to fill its share of seconds."""
+    """Views per second of every part: the median over turns, each as long as it takes to fill its share of seconds.
+
+    Every second turn goes backwards: what a part leaves behind, a warm chip above all, would always hit the next one.
+    """
     times: dict[str, list[float]] = {name: [] for name in parts}
     calls = {}
     for name, part in parts.items():
         for _ in range(WARM_UP + 1):
             part()
         calls[name] = max(1, round(seconds / turns / max(1e-9, _time(part, 2, device))))
-    for _ in range(turns):
-        for name, part in parts.items():
+    for turn in range(turns):
+        for name, part in reversed(parts.items()) if turn % 2 else parts.items():
             times[name].append(_time(part, calls[name], device))
     return {name: views / median(seconds) for name, seconds in times.items()}
 

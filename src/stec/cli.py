@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # where other programs use them too. OpenMP reads this when PyTorch is loaded, which is why no import above loads it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler would tell of its own doings
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -136,6 +137,7 @@ def bench(
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas; default: the recipe's.")] = "",
     seconds: Annotated[float, typer.Option(min=0.01, help="How long each part is measured.")] = 4.0,
     compare: Annotated[str | None, typer.Option(metavar="lightly", help="A library to measure beside.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Also show where the time of a step goes.")] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the figures to this JSON file.")] = None,
 ) -> None:
     """Measures speed and memory: training beside the encoder's ceiling, with and without the manipulation model."""
@@ -145,7 +147,7 @@ def bench(
     if not all(size.strip().isdigit() and int(size) > 1 for size in batch.split(",") if batch):
         raise UserError(f"--batch {batch}: expected whole numbers above 1, such as 256,1024")
     sizes = [int(size) for size in batch.split(",")] if batch else [config.batch_size]
-    result = measure(config, sizes, seconds, compare)
+    result = measure(config, sizes, seconds, compare, profile)
     about = f"{result['method']}, {result['encoder']}, {result['size']} px, {result['precision']}, {result['device']}"
     console.print(f"{about}; views per second", highlight=False, soft_wrap=True)
     columns = ("batch", "training", "ceiling", "ratio", "views alone", "psi costs", "1st step", "memory")
@@ -171,6 +173,12 @@ def bench(
                 f"{ours / rates['loader']:.1f} times as fast), on ready tensors {rates['tensors']:,}",
                 highlight=False,
                 soft_wrap=True,
+            )
+        if "profile" in row:
+            groups, whole = row["profile"]["groups"], row["profile"]["milliseconds"]
+            parts = ", ".join(f"{name} {time:.2f}" for name, time in groups.items() if time)
+            console.print(
+                f"batch {row['batch_size']:,}: {whole:.2f} ms per step: {parts}", highlight=False, soft_wrap=True
             )
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n")
