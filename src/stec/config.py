@@ -67,7 +67,7 @@ class IdentityConfig:
     ema: float = 0.99  # models with a target network: its decay, rising to 1 by a cosine over training
     alpha: float = 1.0  # relic: weight of the invariance term
     queue: int = 65536  # moco: target embeddings kept as negatives
-    groups: int = 8  # moco: parts of a shuffled batch that the target normalises by themselves
+    groups: int = 2  # moco: parts of a shuffled batch that the target normalises by themselves
     invariance: float = 25.0  # vicreg: weights of its three terms
     variance: float = 25.0
     covariance: float = 1.0

@@ -26,10 +26,10 @@ from stec.identity import MoCo
 from stec.networks.synchrony import synchronise_batch_norms
 
 
-def moco(queue: int, output: int = 2) -> MoCo:
+def moco(queue: int, output: int = 2, groups: int = 2) -> MoCo:
     encoder = nn.Linear(3, 4)
     encoder.dim = 4
-    return MoCo(encoder, IdentityConfig(hidden=4, output=output, queue=queue))
+    return MoCo(encoder, IdentityConfig(hidden=4, output=output, queue=queue, groups=groups))
 
 
 def test_two_processes_have_the_queue_of_one(two_processes: dict[str, list[Outcome]]) -> None:
@@ -76,7 +76,7 @@ class Recorder(nn.Module):
 
 
 def test_the_target_sees_shuffled_groups_and_the_order_is_restored_exactly() -> None:
-    model = moco(queue=100)
+    model = moco(queue=100, groups=8)
     model.target = Recorder()
     rows = torch.stack([torch.arange(40.0), torch.ones(40)], dim=1)
     torch.manual_seed(0)
@@ -90,7 +90,7 @@ def test_the_target_sees_shuffled_groups_and_the_order_is_restored_exactly() -> 
 
 
 def test_a_group_has_at_least_two_views() -> None:
-    model = moco(queue=4)
+    model = moco(queue=4, groups=8)
     model.target = Recorder()
     model._keys(torch.arange(10.0).view(5, 2))
     assert sorted(map(len, model.target.seen)) == [2, 3]

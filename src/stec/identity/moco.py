@@ -23,7 +23,8 @@ class MoCo(TargetIdentity):
 
     Keys in the queue were normalised in other batches than the key that a query has to find, which was normalised with
     the query's own batch: batch norm would give it away. So the target sees the views of all processes shuffled and in
-    groups, each normalised by itself (He et al. 2020, "Shuffling BN"; their groups are the batches of eight GPUs).
+    groups, each normalised by itself (He et al. 2020, "Shuffling BN"; their groups are the batches of eight GPUs). The
+    more groups, the less is given away, and the noisier are the statistics.
     """
 
     queue: Tensor  # (queue, D), of length 1 each
