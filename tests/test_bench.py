@@ -59,6 +59,11 @@ def test_a_profile_accounts_for_the_step():
     assert profile["kernels"][0]["milliseconds"] == max(kernel["milliseconds"] for kernel in profile["kernels"])
 
 
+def test_streamed_images_train_about_as_fast_on_a_cpu():
+    (row,) = bench(load("default", ["data.workers=1"]), [32], seconds=0.3, streamed=True)["rows"]
+    assert 0.2 * row["end_to_end"] < row["streamed"] < 2 * row["end_to_end"]
+
+
 @pytest.mark.parametrize(
     ("kernel", "group"),
     [

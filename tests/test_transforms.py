@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
@@ -43,3 +44,9 @@ def test_tensors_and_pictures_give_the_same_views():
         torch.manual_seed(1)
         results.append(stec.transforms.PairWithAction(size=32)(source)[0])
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("more", [{"small": 2}, {"turn": True}])
+def test_more_than_pairs_is_refused(more):
+    with pytest.raises(stec.UserError, match="pairs alone"):
+        stec.transforms.PairWithAction(size=32, **more)

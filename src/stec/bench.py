@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,12 +15,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stec import provenance
+from stec.compiling import compile_network, compiles
 from stec.config import Config
 from stec.data import DataSet, ResidentSplit
+from stec.data.loading import worker_count
+from stec.data.pictures import ArrayPictures
+from stec.data.split import AHEAD, StreamedSplit
 from stec.errors import UserError
 from stec.method import METHODS, build
 from stec.networks.encoders import create_encoder
@@ -27,14 +33,20 @@ from stec.profiling import time_by_kernel
 from stec.replay import WARM_UP, Replay
 from stec.reporter import Nobody
 from stec.run import RunFolder
-from stec.training import Loop, Trainee, compiles, make_fabric
+from stec.training import Loop, Trainee, make_fabric
 
 CLASSES = 10  # of the random labels
+STREAMED = 4  # batches in the file that is streamed, over and over
 TRAINED = 10  # steps before the encoder is measured alone
 
 
 def bench(
-    config: Config, batch_sizes: list[int], seconds: float = 4.0, compare: str | None = None, profile: bool = False
+    config: Config,
+    batch_sizes: list[int],
+    seconds: float = 4.0,
+    compare: str | None = None,
+    profile: bool = False,
+    streamed: bool = False,
 ) -> dict[str, Any]:
     """Measures ceiling, augmentation, and training with and without the manipulation model, for every batch size.
 
@@ -44,13 +56,14 @@ def bench(
         seconds: how long each part is measured.
         compare: "lightly" adds that library's SimCLR parts with the same encoder.
         profile: adds the time of every kernel of a training step.
+        streamed: adds training on images that worker processes read from a memory map.
     """
     if compare not in (None, "lightly"):
         raise UserError(f"--compare {compare}: choose lightly")
     fabric = make_fabric(config)
     rows = []
     for batch_size in batch_sizes:
-        row = _measure(dataclasses.replace(config, batch_size=batch_size), fabric, seconds, profile)
+        row = _measure(dataclasses.replace(config, batch_size=batch_size), fabric, seconds, profile, streamed)
         if compare == "lightly":
             from stec.peers import lightly_simclr
 
@@ -62,6 +75,7 @@ def bench(
         "encoder": config.encoder,
         "size": config.views.size,
         "precision": str(fabric._precision.precision),
+        "compile": config.compile,
         "device": provenance.hardware(fabric.device),
         "commit": provenance.commit(),
         **provenance.versions(),
@@ -69,7 +83,7 @@ def bench(
     }
 
 
-def _measure(config: Config, fabric: Any, seconds: float, profile: bool) -> dict[str, Any]:
+def _measure(config: Config, fabric: Any, seconds: float, profile: bool, streamed: bool) -> dict[str, Any]:
     device = fabric.device
     split = _random_split(config, device)
     batch = next(split.batches(torch.arange(config.batch_size), config.batch_size))
@@ -105,6 +119,7 @@ def _measure(config: Config, fabric: Any, seconds: float, profile: bool) -> dict
         "cost_of_manipulation": round(rates["without_manipulation"] / rates["end_to_end"] - 1, 4) if plain else None,
         "seconds_to_first_step": round(first_step, 2),
         "peak_memory_bytes": memory,
+        **({"streamed": round(_streamed_rate(main, config, device, seconds))} if streamed else {}),
         **({"profile": time_by_kernel(parts["end_to_end"], device)} if profile else {}),
     }
 
@@ -116,6 +131,27 @@ def _random_split(config: Config, device: torch.device) -> ResidentSplit:
     images = torch.randint(0, 256, (number, 3, size, size), dtype=torch.uint8, generator=generator)
     sizes = torch.full((number, 2), float(size))
     return ResidentSplit(images.to(device), sizes, torch.arange(number) % CLASSES)
+
+
+def _streamed_rate(loop: Loop, config: Config, device: torch.device, seconds: float) -> float:
+    """Views per second of training on images that are streamed from a file, once what was read ahead is used up."""
+    number, size, workers = STREAMED * config.batch_size, config.data.size, worker_count(config.data)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "noise.npy"
+        np.save(path, np.random.default_rng(0).integers(0, 256, (number, size, size, 3), np.uint8))
+        pictures = ArrayPictures(np.load(path, mmap_mode="r"), torch.arange(number) % CLASSES, size)
+        split = StreamedSplit(pictures, size, device, workers)
+        epochs = (split.batches(torch.randperm(number).repeat(100), config.batch_size) for _ in itertools.count())
+        batches = itertools.chain.from_iterable(epochs)
+        for _ in range(1 + workers * AHEAD):
+            loop.train(next(batches))
+        _wait(device)
+        begun, steps = time.perf_counter(), 0
+        while time.perf_counter() - begun < seconds:
+            loop.train(next(batches))
+            steps += 1
+        _wait(device)
+        return 2 * config.batch_size * steps / (time.perf_counter() - begun)
 
 
 def _loop(config: Config, fabric: Any, split: ResidentSplit) -> Loop:
@@ -146,7 +182,7 @@ def _encoder_alone(trained: nn.Module, config: Config, fabric: Any) -> Callable[
     encoder = create_encoder(config.encoder).to(fabric.device).to(memory_format=torch.channels_last)
     encoder.load_state_dict(trained.state_dict())
     if compiles(config, fabric.device):
-        encoder.compile(dynamic=False)
+        compile_network(encoder, config)
     gradient = torch.randn(2 * config.batch_size, int(encoder.dim), device=fabric.device)  # type: ignore[arg-type]
 
     def forward_backward(views: Tensor) -> tuple[Tensor, ...]:

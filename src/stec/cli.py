@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,6 +139,7 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.01, help="How long each part is measured.")] = 4.0,
     compare: Annotated[str | None, typer.Option(metavar="lightly", help="A library to measure beside.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Also show where the time of a step goes.")] = False,
+    streamed: Annotated[bool, typer.Option("--streamed", help="Also train on images read from a file.")] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the figures to this JSON file.")] = None,
 ) -> None:
     """Measures speed and memory: training beside the encoder's ceiling, with and without the manipulation model."""
@@ -147,7 +149,7 @@ def bench(
     if not all(size.strip().isdigit() and int(size) > 1 for size in batch.split(",") if batch):
         raise UserError(f"--batch {batch}: expected whole numbers above 1, such as 256,1024")
     sizes = [int(size) for size in batch.split(",")] if batch else [config.batch_size]
-    result = measure(config, sizes, seconds, compare, profile)
+    result = measure(config, sizes, seconds, compare, profile, streamed)
     about = f"{result['method']}, {result['encoder']}, {result['size']} px, {result['precision']}, {result['device']}"
     console.print(f"{about}; views per second", highlight=False, soft_wrap=True)
     columns = ("batch", "training", "ceiling", "ratio", "views alone", "psi costs", "1st step", "memory")
@@ -166,22 +168,24 @@ def bench(
         )
     console.print(table)
     for row in result["rows"]:
-        if "lightly" in row:
-            rates, ours = row["lightly"], row["end_to_end"]
-            console.print(
-                f"batch {row['batch_size']:,}: lightly with a DataLoader {rates['loader']:,} (ours is "
-                f"{ours / rates['loader']:.1f} times as fast), on ready tensors {rates['tensors']:,}",
-                highlight=False,
-                soft_wrap=True,
-            )
-        if "profile" in row:
-            groups, whole = row["profile"]["groups"], row["profile"]["milliseconds"]
-            parts = ", ".join(f"{name} {time:.2f}" for name, time in groups.items() if time)
-            console.print(
-                f"batch {row['batch_size']:,}: {whole:.2f} ms per step: {parts}", highlight=False, soft_wrap=True
-            )
+        for line in _bench_lines(row):
+            console.print(f"batch {row['batch_size']:,}: {line}", highlight=False, soft_wrap=True)
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _bench_lines(row: dict[str, Any]) -> Iterator[str]:
+    """What was asked for besides the table."""
+    ours = row["end_to_end"]
+    if "lightly" in row:
+        loader, tensors = row["lightly"]["loader"], row["lightly"]["tensors"]
+        times = f"ours is {ours / loader:.1f} times as fast"
+        yield f"lightly with a DataLoader {loader:,} ({times}), on ready tensors {tensors:,}"
+    if "streamed" in row:
+        yield f"streamed from a memory map {row['streamed']:,} ({row['streamed'] / ours:.2f} of resident)"
+    if "profile" in row:
+        groups = ", ".join(f"{name} {time:.2f}" for name, time in row["profile"]["groups"].items() if time)
+        yield f"{row['profile']['milliseconds']:.2f} ms per step: {groups}"
 
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")]

@@ -124,7 +124,7 @@ class Config:
     device: str = "auto"  # auto, cpu, cuda
     devices: int = 1  # how many
     precision: str = "auto"  # auto: bf16 on a GPU that has it, else 32; or bf16, 32
-    compile: str = "auto"  # auto: on a GPU; always; never
+    compile: str = "auto"  # auto: on a GPU; always; never; tuned: takes minutes, once, for a few percent of speed
     log_every: int = 50  # steps between two lines of metrics.jsonl
     checkpoint_every: int = 10  # epochs between two checkpoints; the last epoch always has one
     baselines: bool = False  # also fit linear classifiers on the untrained encoder and on pixels
@@ -265,7 +265,7 @@ _CHOICES = {
     "manipulation.components": ("all", "informative"),
     "device": ("auto", "cpu", "cuda"),
     "precision": ("auto", "bf16", "32"),
-    "compile": ("auto", "always", "never"),
+    "compile": ("auto", "always", "never", "tuned"),
 }
 _ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
 _AT_LEAST = {

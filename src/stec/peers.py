@@ -12,10 +12,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from stec.compiling import compile_network, compiles
 from stec.config import Config
 from stec.errors import UserError
 from stec.networks.encoders import create_encoder
-from stec.training import compiles
 
 WARM_UP = 3  # steps that are not counted
 PREFETCH = 2  # batches that a worker keeps ready
@@ -67,7 +67,7 @@ def lightly_simclr(config: Config, batch_size: int, device: torch.device, second
     )
     encoder = create_encoder(config.encoder).to(device).to(memory_format=torch.channels_last)
     if compiles(config, device):
-        encoder.compile()
+        compile_network(encoder, config)
     dim = int(encoder.dim)  # type: ignore[arg-type]
     head = SimCLRProjectionHead(dim, config.identity.hidden, config.identity.output).to(device)
     loss_of = NTXentLoss(temperature=config.identity.temperature)

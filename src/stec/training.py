@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stec import data, provenance
+from stec.compiling import compile_network, compiles
 from stec.config import Config
 from stec.data import DataSet
 from stec.errors import UserError
@@ -134,19 +135,6 @@ def make_fabric(config: Config) -> Fabric:
     return fabric
 
 
-def compiles(config: Config, device: torch.device) -> bool:
-    """Whether a run is compiled on that device."""
-    return config.compile == "always" or (config.compile == "auto" and device.type == "cuda")
-
-
-def compile_networks(trainee: Trainee, processes: int) -> None:
-    """Compiles all that is trained as one; of several processes only the encoders, as the losses exchange rows."""
-    method = trainee.method
-    alone = [trainee] if processes == 1 else [method.encoder, *method.identity.target_encoders()]
-    for network in alone:
-        network.compile(dynamic=False)  # small turned views are a second shape, as fixed as the first
-
-
 def _note_data(dataset: DataSet, classes: int, reporter: Reporter) -> None:
     test = f", {len(dataset.test):,} to test" if dataset.test is not None else ""
     labels = f"{classes} classes" if classes else "no labels, so no probe"
@@ -186,7 +174,8 @@ class Loop:
         self.step_on_device: Callable[..., tuple[Tensor, ...]] = self._step
         if compiles(config, fabric.device):
             torch.backends.cudnn.benchmark = True  # of convolutions, too, the fastest kernels are picked by trying
-            compile_networks(trainee, fabric.world_size)
+            for network in self._compiled_as_one():
+                compile_network(network, config)
             self.act = torch.compile(self.act, dynamic=False)
             if fabric.device.type == "cuda" and fabric.world_size == 1:
                 self.step_on_device = Replay(self._step)
@@ -201,6 +190,12 @@ class Loop:
         self.shown: list[Tensor] = []  # features (2B, D) and embeddings (2B, E) of the last step
         self.collapsed = False  # and the reporter knows
         self.since = 0.0
+
+    def _compiled_as_one(self) -> list[nn.Module]:
+        """All that is trained; with several processes the encoders alone, as losses exchange rows between them."""
+        method = self.trainee.method
+        alone = self.fabric.world_size == 1
+        return [self.trainee] if alone else [method.encoder, *method.identity.target_encoders()]
 
     # --- training ---
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as F
 
 from stec.actions import EfferenceCopy
+from stec.errors import UserError
 from stec.views import Views
 
 
@@ -18,7 +19,7 @@ class PairWithAction(nn.Module):
     a method takes. `Views` on the training device does the same to whole batches, many times faster.
 
     Args:
-        **settings: as for `stec.Views`.
+        **settings: as for `stec.Views`, without its further views.
 
     Example:
         >>> import torch
@@ -29,6 +30,11 @@ class PairWithAction(nn.Module):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
+        for more in ("small", "turn"):
+            if settings.get(more):
+                raise UserError(
+                    f"PairWithAction makes pairs alone: leave out {more}, or use stec.Views on whole batches"
+                )
         self.views = Views(**settings)
 
     def forward(self, image: Any) -> tuple[Tensor, Tensor, EfferenceCopy]:

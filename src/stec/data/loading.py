@@ -46,13 +46,18 @@ class DataSet:
     skipped: tuple[str, ...]  # unreadable files that were left out
 
 
+def worker_count(config: DataConfig) -> int:
+    """How many processes or threads read images."""
+    return min(config.workers, os.cpu_count() or 1)  # more would only stand in each other's way
+
+
 def load(config: DataConfig, device: torch.device) -> DataSet:
     """Open a source and, if it fits, bring all its images to the device."""
     found = _open(config)
     parts: list[Pictures] = [found.train] if found.test is None else [found.train, found.test]
     needed = sum(len(part) for part in parts) * 3 * config.size**2
     resident = is_resident(config.resident, needed, device)
-    workers = min(config.workers, os.cpu_count() or 1)  # more would only stand in each other's way
+    workers = worker_count(config)
     skipped: list[str] = []
     if config.cache is not None:
         for i, part in enumerate(parts):

@@ -18,6 +18,7 @@ from stec.errors import UserError
 
 logger = logging.getLogger("stec")
 
+AHEAD = 4  # batches that a worker process reads ahead
 _BLOCK = 64  # images that a thread reads at a time
 
 
@@ -82,7 +83,7 @@ class StreamedSplit:
             batch_sampler=[chosen.tolist() for chosen in _cut(order, batch_size, drop_last)],
             collate_fn=_as_it_is,
             num_workers=self._workers,
-            prefetch_factor=4 if self._workers else None,
+            prefetch_factor=AHEAD if self._workers else None,
             pin_memory=self._device.type == "cuda",
             generator=torch.Generator(),  # else every epoch would draw from the generator that training uses
         )

@@ -29,6 +29,7 @@ class Kind(NamedTuple):
     batch_size: int
     target: bool  # a second encoder sees every view
     turn: bool  # the encoder sees small views too
+    precision: str
 
 
 class Speed(NamedTuple):
@@ -44,12 +45,14 @@ def measured_speeds(book: Book) -> dict[Kind, list[Speed]]:
     for run in book.runs.values():
         s, rate = run.settings, run.metric("views_per_second")
         if rate:
-            kind = _kind(s["method"], s["encoder"], s["views.size"], s["batch_size"], bool(s.get("lambda_turn")))
+            kind = _kind(
+                s["method"], s["encoder"], s["views.size"], s["batch_size"], bool(s.get("lambda_turn")), s["precision"]
+            )
             speeds.setdefault(kind, []).append(Speed(run.summary["device"], rate))
     for bench in _benchmarks(book.path.parent / "speed"):
         turn = METHODS[bench["method"]].turn > 0
         for row in bench["rows"]:
-            kind = _kind(bench["method"], bench["encoder"], bench["size"], row["batch_size"], turn)
+            kind = _kind(bench["method"], bench["encoder"], bench["size"], row["batch_size"], turn, "auto")
             speeds.setdefault(kind, []).append(Speed(bench["device"], row["end_to_end"]))
     return speeds
 
@@ -70,12 +73,12 @@ def minutes(cell: Cell, speeds: dict[Kind, list[Speed]]) -> tuple[float, str] | 
 def kind_of(config: Config) -> Kind:
     """Of a run."""
     turn = METHODS[config.method].turn if config.lambda_turn is None else config.lambda_turn
-    return _kind(config.method, config.encoder, config.views.size, config.batch_size, bool(turn))
+    return _kind(config.method, config.encoder, config.views.size, config.batch_size, bool(turn), config.precision)
 
 
-def _kind(method: str, encoder: str, size: int, batch_size: int, turn: bool) -> Kind:
+def _kind(method: str, encoder: str, size: int, batch_size: int, turn: bool, precision: str) -> Kind:
     target = issubclass(IDENTITIES[METHODS[method].identity], TargetIdentity)
-    return Kind(encoder, size, batch_size, target, turn)
+    return Kind(encoder, size, batch_size, target, turn, precision)
 
 
 def _benchmarks(folder: Path) -> Iterator[dict[str, Any]]:
