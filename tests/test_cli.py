@@ -147,6 +147,14 @@ def test_pairings_that_make_no_sense_are_refused_before_data_are_loaded(stec, tm
     assert not list(tmp_path.iterdir())
 
 
+def test_only_we_speak(tmp_path):
+    words = [*TINY, "precision=bf16", "epochs=1", "optimizer.warmup_epochs=0", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "stec", "pretrain", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stderr == ""
+    assert done.stdout.startswith("stec, resnet-small, 1 epochs of shapes")
+
+
 def test_a_mistake_found_before_training_leaves_no_run_folder_behind(stec, tmp_path):
     refused(stec("pretrain", *TINY, "method=simclear"))
     refused(stec("pretrain", *TINY, "batch_size=1000"))

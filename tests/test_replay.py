@@ -5,6 +5,7 @@ import torch
 
 from stec import config
 from stec.bench import _loop, _random_split
+from stec.errors import UserError
 from stec.replay import WARM_UP, Replay
 from stec.training import make_fabric
 
@@ -33,6 +34,15 @@ def test_recorded_random_numbers_are_those_of_launched_calls():
     assert all(torch.equal(a, b) for a, b in zip(recorded, launched, strict=True))
     torch.manual_seed(1)
     assert torch.equal(replay(zero)[0], launched[0])
+
+
+def test_a_function_that_waits_for_the_device_is_refused():
+    replay = Replay(lambda x: (x * x.sum().item(),))
+    one = torch.ones(2, device="cuda")
+    for _ in range(WARM_UP):
+        replay(one)
+    with pytest.raises(UserError, match="compile=never"):
+        replay(one)
 
 
 @pytest.mark.parametrize("method", ["stec", "stec-moco", "stec-byol", "e-simclr", "stec-star views.small=2"])

@@ -418,10 +418,10 @@ def main() -> None:
     logger = logging.getLogger("stec")
     logger.handlers = [RichHandler(console=console, show_time=False, show_path=False)]
     logger.setLevel(logging.INFO)
-    for chatty in ("lightning_fabric", "lightning.fabric"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    # Inductor suggests TensorFloat32; crops and logits are kept exact on purpose.
-    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+    for chatty in ("lightning_fabric", "lightning.fabric"):  # the package itself sets its level when it is imported
+        logging.getLogger(f"{chatty}.utilities.rank_zero").setLevel(logging.WARNING)
+    # The compiler suggests TensorFloat32, and tells of its own decisions; crops and logits are kept exact on purpose.
+    warnings.filterwarnings("ignore", module=r"torch\._inductor")
     try:
         app()
     except UserError as error:

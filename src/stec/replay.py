@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from stec.errors import UserError
+
 WARM_UP = 3  # calls before the recording: compilers, libraries and the optimizer make up their minds in them
 
 
@@ -53,5 +55,13 @@ class Replay:
         """Records the kernels of one call, without running them."""
         self.inputs = tuple(given.clone() for given in inputs)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=self.stream):
-            self.outputs = self.function(*self.inputs)
+        try:
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                self.outputs = self.function(*self.inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"a step cannot be recorded as a CUDA graph ({reason}): train with compile=never"
+            ) from error
