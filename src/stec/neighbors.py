@@ -119,9 +119,8 @@ def _draw(answers: Sequence[Answer], folder: Path) -> Image.Image:
     for row, answer in enumerate(answers):
         top = _GAP + row * height
         _place(sheet, draw, answer.query, answer.query.name, "query", _GAP, top)
-        draw.rectangle(
-            (_GAP - _FRAME, top - _FRAME, _GAP + SIDE + _FRAME - 1, top + SIDE + _FRAME - 1), None, "black", 2
-        )
+        edges = (_GAP - _FRAME, top - _FRAME, _GAP + SIDE + _FRAME - 1, top + SIDE + _FRAME - 1)
+        draw.rectangle(edges, outline="black", width=2)
         for column, (name, similarity) in enumerate(zip(answer.names, answer.similarities, strict=True), start=1):
             _place(sheet, draw, folder / name, name, f"{similarity:.3f}", 2 * _GAP + column * width, top)
     return sheet

@@ -103,7 +103,7 @@ def neighbors(
     answers = search(encoder, folder, embeddings, asked, k)
     write_sheet(answers, folder, out)
     for answer in answers:
-        names = ", ".join(f"{name} {s:.2f}" for name, s in zip(answer.names[:3], answer.similarities[:3], strict=True))
+        names = ", ".join(f"{name} {s:.3f}" for name, s in zip(answer.names[:3], answer.similarities[:3], strict=True))
         say(f"{answer.query.name}: {names}{', ...' if len(answer.names) > 3 else ''}")
     say(f"{out}: {len(answers)} queries, each with its nearest images among {len(embeddings.names):,}")
 
