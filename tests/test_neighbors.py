@@ -101,7 +101,7 @@ def test_a_query_is_found_from_here_and_in_the_folder(folder, tmp_path, monkeypa
 
 def test_an_unreadable_query_is_the_users_error(encoder, folder, embeddings, tmp_path):
     (tmp_path / "notes.jpg").write_text("no picture")
-    with pytest.raises(UserError, match="cannot read .*notes.jpg"):
+    with pytest.raises(UserError, match=r"cannot read .*notes.jpg"):
         search(encoder, folder, embeddings, [tmp_path / "notes.jpg"])
 
 

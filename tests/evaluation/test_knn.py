@@ -5,7 +5,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightly.utils.benchmarking.knn import knn_predict
-
 from sklearn.neighbors import KNeighborsClassifier
 
 from stec.errors import UserError
