@@ -46,7 +46,7 @@ def test_from_a_folder_to_nearest_neighbours_in_three_commands(photos, tmp_path)
     assert "IMG_0042.JPG" in out
     assert "1 unreadable image(s) left out" in out
     out = stec("neighbors", "runs/folder-stec-seed0", "photos", "IMG_0007.JPG")
-    assert f"neighbors.html: 1 queries, each with its nearest images among {PICTURES - 1}" in out
+    assert f"neighbors.html: the nearest of {PICTURES - 1} images to each query" in out
     page = (tmp_path / "neighbors.html").read_text()
     assert page.count("<img") == 9
     assert 'alt="IMG_0007.JPG"' in page

@@ -413,12 +413,11 @@ def main() -> None:
     except UserError as error:
         print(f"stec: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print(
-            "stec: interrupted; --resume continues a run, the same command an experiment or an embedding",
-            file=sys.stderr,
-        )
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == 130:  # what typer makes of KeyboardInterrupt
+            words = "interrupted; --resume continues a run, the same command an experiment or an embedding"
+            print(f"stec: {words}", file=sys.stderr)
+        raise
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def probe(
     run: Run,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[data.KEY=VALUE]...", help="Other images than the run's, or where they are now."),
+        typer.Argument(metavar="data.KEY=VALUE", help="Other images than the run's, or where they are now."),
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Neighbours that vote.")] = 200,
     sgd: Annotated[
@@ -83,7 +83,7 @@ def neighbors(
     folder: Folder,
     queries: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[QUERY]...", help="Image files, from the folder or not; default: some of the folder."),
+        typer.Argument(metavar="QUERY", help="Image files, from the folder or not; default: some of the folder."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The sheet: a .png or .html file.")] = Path("neighbors.html"),
     k: Annotated[int, typer.Option("-k", min=1, max=100, help="Neighbours of each query.")] = 8,
@@ -105,7 +105,7 @@ def neighbors(
     for answer in answers:
         names = ", ".join(f"{name} {s:.3f}" for name, s in zip(answer.names[:3], answer.similarities[:3], strict=True))
         say(f"{answer.query.name}: {names}{', ...' if len(answer.names) > 3 else ''}")
-    say(f"{out}: {len(answers)} queries, each with its nearest images among {len(embeddings.names):,}")
+    say(f"{out}: the nearest of {len(embeddings.names):,} images to each query")
 
 
 @app.command()
