@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_runs import Runner
+from tiny_runs import Runner, Trap
 
 import stec
 from stec.errors import UserError
@@ -122,14 +122,6 @@ def test_what_is_no_encoder_is_refused_in_one_line(run, tmp_path):
     refused(tmp_path / "odd.safetensors", "does not say which encoder it is")
     file.unlink()
     refused(run, "has no encoder.safetensors yet")
-
-
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
 
 
 def test_a_malicious_file_runs_no_code(run, tmp_path):
