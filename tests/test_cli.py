@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from tiny_runs import TINY
 
+from stec import training
 from stec.config import load
 
 
@@ -153,6 +154,16 @@ def test_only_we_speak(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert done.stderr == ""
     assert done.stdout.startswith("stec, resnet-small, 1 epochs of shapes")
+
+
+def test_an_interruption_is_one_line_that_says_how_to_go_on(stec, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "pretrain", interrupt)
+    code, _, err = stec("pretrain", *TINY)
+    assert code == 130
+    assert err == "stec: interrupted; --resume continues a run, the same command an experiment or an embedding\n"
 
 
 def test_a_mistake_found_before_training_leaves_no_run_folder_behind(stec, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import Runner
+from tiny_runs import Runner, Trap
 
 from stec.errors import UserError
 from stec.loading import encode, open_data, open_run
@@ -59,14 +59,6 @@ def test_what_cannot_be_opened_is_one_line(run, tmp_path):
     (run / "encoder.safetensors").unlink()
     with pytest.raises(UserError, match="has no weights"):
         open_run(run)
-
-
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
 
 
 def test_a_checkpoint_from_a_stranger_runs_no_code(run, tmp_path):

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 from stec.config import load, recipe_names
 from stec.experiments.experiment import experiment_names
@@ -29,6 +30,20 @@ def test_the_commands_name_recipes_and_keys_that_exist():
         recipe = next((word for word in words if "=" not in word), "default")
         assert recipe in recipe_names()
         load(recipe, [word for word in words if "=" in word])
+
+
+def test_the_commands_that_use_an_encoder_run(stec, train, tmp_path):
+    train("RUN", "epochs=1", "encoder=resnet18-cifar", "views.size=16", "data.train_images=64")
+    (tmp_path / "PATH").mkdir()
+    for name in ("QUERY.jpg", "other.jpg"):
+        Image.effect_noise((30, 20), 50).save(tmp_path / "PATH" / name)
+    lines = re.findall(r"^    stec (.*\bRUN\b.*)$", README, re.MULTILINE)
+    assert {line.split()[0] for line in lines} == {"probe", "neighbors", "embed", "export"}
+    for line in lines:
+        code, _, err = stec(*line.split())
+        assert code == 0, err
+    for name in ("RUN/probe.json", "sheet.png", "features.npz", "encoder.safetensors"):
+        assert (tmp_path / name).is_file()
 
 
 def test_the_experiments_that_are_named_exist():

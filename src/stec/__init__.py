@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stec import actions, functional, transforms
     from stec.actions import Bins, EfferenceCopy, Glimpse
+    from stec.encoder import Encoder, load
     from stec.errors import UserError
     from stec.method import Losses, Method, create, list_methods
     from stec.views import ViewBatch, Views
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Bins",
     "EfferenceCopy",
+    "Encoder",
     "Glimpse",
     "Losses",
     "Method",
@@ -27,11 +29,13 @@ __all__ = [
     "create",
     "functional",
     "list_methods",
+    "load",
     "transforms",
 ]
 
 _HOMES = {
     "stec.actions": ("Bins", "EfferenceCopy", "Glimpse"),
+    "stec.encoder": ("Encoder", "load"),
     "stec.errors": ("UserError",),
     "stec.method": ("Losses", "Method", "create", "list_methods"),
     "stec.views": ("ViewBatch", "Views"),

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
-from rich.table import Table
 
+from stec.commands import use
+from stec.commands.screen import console
+from stec.commands.screen import hint as _hint
+from stec.commands.screen import make_table as _table
+from stec.commands.screen import show_list as _list
 from stec.config import Config, load, read_recipe, recipe_names, to_yaml
 from stec.errors import UserError
 
@@ -33,7 +36,6 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Self-supervised learning through efference copies: act, keep a copy of the action, and learn to infer it.",
 )  # fmt: skip
-console = Console()
 
 Words = Annotated[
     list[str] | None,
@@ -300,6 +302,8 @@ def experiment(
         raise UserError(f"{failures.total()} of {len(todo)} runs could not be made: {reasons}")
 
 
+app.add_typer(use.app)  # probe, embed, neighbors, export
+
 results_app = typer.Typer(no_args_is_help=True, help="The book of finished runs, and the tables made from it.")
 app.add_typer(results_app, name="results")
 
@@ -379,24 +383,6 @@ def _recipe_and_config(words: list[str]) -> tuple[str, Config]:
     return recipe, load(recipe, [word for word in words if "=" in word])
 
 
-def _list(lines: dict[str, str]) -> None:
-    """A line each, whole also in a pipe; a narrow terminal wraps it."""
-    width = max(map(len, lines))
-    for name, about in lines.items():
-        console.print(f"[bold]{name:{width}}[/bold]  {escape(about)}", highlight=False, soft_wrap=True)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
-    for column in columns:
-        table.add_column(column)
-    return table
-
-
-def _hint(text: str) -> None:
-    console.print(f"\n{text}", style="dim", highlight=False)
-
-
 def _print_summary(summary: dict[str, Any], path: Path) -> None:
     table = _table("", "")
     for key, text in (
@@ -427,12 +413,11 @@ def main() -> None:
     except UserError as error:
         print(f"stec: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print(
-            "stec: interrupted; --resume, or the same stec experiment, continues from the last checkpoint",
-            file=sys.stderr,
-        )
-        sys.exit(130)
+    except SystemExit as stop:
+        if stop.code == 130:  # what typer makes of KeyboardInterrupt
+            words = "interrupted; --resume continues a run, the same command an experiment or an embedding"
+            print(f"stec: {words}", file=sys.stderr)
+        raise
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from stec.data import DataSet
 from stec.errors import UserError
 from stec.manipulation import Manipulation
 from stec.method import build
+from stec.networks.encoders import library_module
 from stec.run import ENCODER, RunFolder
 from stec.views import Views
 
@@ -55,7 +56,7 @@ def open_run(path: Path, device: torch.device | None = None) -> LoadedRun:
         if folder.checkpoint.is_file():
             method.load_state_dict(_method_state(folder.checkpoint))
         elif (path / ENCODER).is_file():
-            method.encoder.load_state_dict(load_file(path / ENCODER))
+            library_module(method.encoder).load_state_dict(load_file(path / ENCODER))
             manipulation = None
         else:
             raise UserError(f"{path} has no weights: neither {folder.checkpoint.name} nor {ENCODER}")
@@ -71,10 +72,15 @@ def open_data(folder: RunFolder, device: torch.device | None = None) -> DataSet:
     """The data set of a run; an image is read when it is asked for, and none is downloaded."""
     settings = dataclasses.replace(folder.config().data, resident="never", workers=0, download=False)
     dataset = data.load(settings, device or torch.device("cpu"))
-    known = (folder.summary() or {}).get("data_fingerprint")
-    if settings.source not in _FILES and known not in (None, dataset.fingerprint):
-        logger.warning("%s: the images are not those that %s was trained on", dataset.name, folder.path)
+    compare_data(folder, dataset, settings.source)
     return dataset
+
+
+def compare_data(folder: RunFolder, dataset: DataSet, source: str) -> None:
+    """Warns of images that are not those of the run."""
+    known = (folder.summary() or {}).get("data_fingerprint")
+    if source not in _FILES and known not in (None, dataset.fingerprint):
+        logger.warning("%s: the images are not those that %s was trained on", dataset.name, folder.path)
 
 
 def _method_state(checkpoint: Path) -> dict[str, Tensor]:

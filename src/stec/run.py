@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from stec.config import Config, load, to_yaml
@@ -92,8 +92,7 @@ class RunFolder:
 
     def save_encoder(self, state: dict[str, Tensor], metadata: dict[str, str]) -> None:
         """Writes the encoder's weights."""
-        with replacing(self.path / ENCODER) as path:
-            save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, path, metadata)
+        save_weights(self.path / ENCODER, state, metadata)
 
     def summary(self) -> dict[str, Any] | None:
         """What summary.json holds; None before the run has finished."""
@@ -104,6 +103,22 @@ class RunFolder:
         """Writes summary.json."""
         with replacing(self.path / SUMMARY) as path:
             path.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def save_weights(path: Path, state: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Writes tensors and words about them as a safetensors file."""
+    with replacing(path) as part:
+        part.write_bytes(save({k: v.detach().cpu().contiguous() for k, v in state.items()}, metadata))
+
+
+def make_room(path: Path) -> None:
+    """Makes the folder that a file is to be written to; UserError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UserError(f"{path} cannot be written: name a file in a folder that is yours")
 
 
 @contextmanager

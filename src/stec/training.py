@@ -21,6 +21,7 @@ from stec import data, provenance
 from stec.compiling import compile_network, compiles
 from stec.config import Config
 from stec.data import DataSet
+from stec.encoder import Description
 from stec.errors import UserError
 from stec.evaluation import health
 from stec.evaluation.features import extract, extract_frozen
@@ -28,7 +29,7 @@ from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
 from stec.functional import masked_mean
 from stec.method import Losses, Method, build, check_pairing, fix_settings
-from stec.networks.encoders import create_encoder
+from stec.networks.encoders import create_encoder, library_module
 from stec.networks.synchrony import synchronise_batch_norms
 from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
 from stec.replay import Replay
@@ -310,6 +311,8 @@ class Loop:
         self.fabric.save(part, self._state())
         if self.fabric.is_global_zero:
             publish(part, self.folder.checkpoint)
+            weights = library_module(self.trainee.method.encoder).state_dict()
+            self.folder.save_encoder(weights, Description.of(self.config).metadata())
 
     def resume(self) -> None:
         """Continues from the last checkpoint, if there is one."""
@@ -367,7 +370,6 @@ class Loop:
             results["linear_online"] = round(100 * right.float().mean().item(), 2)
             results["linear"] = round(fit_linear(*train, *test, classes).accuracy, 2)
             results["knn"] = round(knn_accuracy(*train, *test, classes), 2)
-        self.folder.save_encoder(encoder.state_dict(), {"encoder": config.encoder, "method": config.method})
         steady = sorted(self.steady)[len(self.steady) // 2] if self.steady else None  # median, past compilation
         metrics = self.folder.metrics()
         return {

@@ -1,9 +1,11 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from lightly.utils.benchmarking.knn import knn_predict
+from sklearn.neighbors import KNeighborsClassifier
 
 from stec.errors import UserError
 from stec.evaluation import knn, knn_accuracy
@@ -47,6 +49,22 @@ def test_against_lightly(k):
     predicted = knn_predict(F.normalize(test), F.normalize(train).T, labels, 4, knn_k=k, knn_t=0.1)[:, 0]
     expected = 100 * (predicted == test_labels).double().mean().item()
     assert knn_accuracy(train, labels, test, test_labels, 4, k=k) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("k", [1, 20, 200])
+def test_against_scikit_learn(k):
+    """Whose cosine distance is 1 - similarity; votes are weighted as ours, or alike with a high temperature."""
+    train, labels, test, test_labels = data(rows=900)
+
+    def expected(weights):
+        judge = KNeighborsClassifier(n_neighbors=k, metric="cosine", weights=weights).fit(train.double(), labels)
+        return 100 * judge.score(test.double(), test_labels)
+
+    weighted = knn_accuracy(train, labels, test, test_labels, 4, k=k, temperature=0.1)
+    assert weighted == pytest.approx(expected(lambda distance: np.exp((1 - distance) / 0.1)))
+    if k > 1:
+        alike = knn_accuracy(train, labels, test, test_labels, 4, k=k, temperature=1e6)
+        assert alike == pytest.approx(expected("uniform"), abs=0.5)  # ties are broken otherwise
 
 
 def test_blocks_do_not_change_the_result(monkeypatch):

@@ -3,6 +3,8 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from scipy.special import logsumexp
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 
 from stec.errors import UserError
 from stec.evaluation import fit_linear, linear
@@ -51,6 +53,19 @@ def test_the_classifier_is_the_optimum_that_scipy_finds(monkeypatch, penalty, bl
     np.testing.assert_allclose(found.weight, expected[:, :-1], atol=2e-3)
     # the penalty leaves the biases free, and only their differences matter
     np.testing.assert_allclose(found.bias - found.bias[0], expected[:, -1] - expected[0, -1], atol=2e-3)
+
+
+@pytest.mark.parametrize(("spread", "classes"), [(3.0, 3), (2.5, 10)])
+def test_accuracy_agrees_with_scikit_learn(spread, classes):
+    train, labels, test, test_labels = clusters(spread, rows=6000, dim=24, classes=classes)
+    found = fit_linear(train, labels, test, test_labels, classes)
+    scaler = StandardScaler().fit(train.double())
+    # Its objective is a sum over rows: C = 1 / (rows * penalty).
+    judge = LogisticRegression(C=1 / (len(train) * found.penalty), tol=1e-8, max_iter=10_000)
+    judge.fit(scaler.transform(train.double()), labels)
+    expected = 100 * judge.score(scaler.transform(test.double()), test_labels)
+    assert 40 < expected < 98
+    assert found.accuracy == pytest.approx(expected, abs=0.3)
 
 
 def test_gradients_are_those_of_autograd():

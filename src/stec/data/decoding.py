@@ -23,13 +23,18 @@ class UnreadableError(Exception):
 
 
 def decode(path: str | Path, size: int) -> Picture:
-    """Read an image file: first frame, turned as its EXIF orientation says, RGB, squashed to size x size."""
+    """Read an image file, squashed to size x size."""
+    return squash(open_rgb(path), size)
+
+
+def open_rgb(path: str | Path) -> Image.Image:
+    """Read an image file: first frame, turned as its EXIF orientation says, RGB."""
     try:
         with Image.open(path) as picture:
             picture.load()
             with suppress(Exception):  # a broken EXIF block is no reason to lose the image
                 ImageOps.exif_transpose(picture, in_place=True)
-            return squash(to_rgb(picture), size)
+            return to_rgb(picture)
     except Exception as error:  # a broken file raises nearly anything: OSError, SyntaxError, struct.error
         raise UnreadableError(f"{type(error).__name__}: {error}") from None
 

@@ -78,14 +78,20 @@ def list_images(folder: Path) -> Listing:
     """Find the class folders and files of a split; UserError if there is no image at all."""
     classes: dict[str, list[str]] = {}
     loose: list[str] = []
-    for name in _image_names(folder, Path(), ()):
+    for name in image_names(folder):
         first, slash, _ = name.partition(os.sep)
         (classes.setdefault(first, []) if slash else loose).append(name)
-    if not classes and not loose:
-        raise UserError(f"{folder} holds no images: none of its files ends in {' '.join(EXTENSIONS)}")
     if classes and loose:
         logger.info("%s: %d images beside the class folders have no label", folder, len(loose))
     return Listing(folder, classes, loose)
+
+
+def image_names(folder: Path) -> list[str]:
+    """Names relative to the folder of all images below it, sorted; UserError if there is none."""
+    names = list(_image_names(folder, Path(), ()))
+    if not names:
+        raise UserError(f"{folder} holds no images: none of its files ends in {' '.join(EXTENSIONS)}")
+    return names
 
 
 def _split_folders(root: Path) -> tuple[Path, list[Path]]:

@@ -153,14 +153,21 @@ def take(pictures: Pictures, size: int, device: torch.device, workers: int) -> T
 
 def read_all(pictures: Pictures, size: int, workers: int) -> Iterator[Block]:
     """All images in their order, read by this many threads; unreadable ones are named and left out, if they are few."""
-    total, threads = len(pictures), max(1, workers)
+    total = len(pictures)
     ranges = (range(start, min(start + _BLOCK, total)) for start in range(0, total, _BLOCK))
     failures: list[Failure] = []
+    for block in read_blocks(pictures, ranges, size, workers):
+        failures.extend(block.failures)
+        check_failures(failures, total)
+        yield block
+
+
+def read_blocks(pictures: Pictures, ranges: Iterable[range], size: int, workers: int) -> Iterator[Block]:
+    """A block for every range, in their order, read by this many threads; unreadable images are named and left out."""
+    threads = max(1, workers)
     with ThreadPoolExecutor(threads) as pool:
         for block in _in_order(pool, pictures, ranges, size, ahead=4 * threads):
             report_failures(block.failures, "left out")
-            failures.extend(block.failures)
-            check_failures(failures, total)
             yield block
 
 

@@ -1,8 +1,9 @@
 """Encoders f: images (B, 3, H, W) to features h (B, D), by name.
 
 The ResNets are torchvision's without their classifier, so that a trained `state_dict` loads into
-`torchvision.models.resnet18` and `resnet50` (with `strict=False`, as `fc` is missing; for a CIFAR stem, after
-`conv1` has been replaced there). They differ in the stem, which has to fit the size of the images:
+`torchvision.models.resnet18` and `resnet50` once their `fc` is `nn.Identity()` (for another stem, after `conv1` or
+`maxpool` has been replaced there; `stec export` writes it down). They differ in the stem, which has to fit the size of
+the images:
 
 =========  ==============  ========  =====================
 suffix     first conv      max pool  side of the last map
@@ -148,6 +149,11 @@ def create_encoder(name: str) -> nn.Module:
     if name not in _ENCODERS:
         raise UserError(f"unknown encoder '{name}': {nearest(name, [*_ENCODERS, 'timm:NAME'])}")
     return _ENCODERS[name]()
+
+
+def library_module(encoder: nn.Module) -> nn.Module:
+    """The module whose weights have the names that the encoder's own library gives them."""
+    return encoder.model if isinstance(encoder, TimmEncoder) else encoder
 
 
 def list_encoders() -> list[str]:

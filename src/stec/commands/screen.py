@@ -1,0 +1,69 @@
+"""How commands print."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+PLAIN_SECONDS = 10  # between two plain lines
+
+console = Console()
+
+
+def show_list(lines: dict[str, str]) -> None:
+    """A line each, whole also in a pipe; a narrow terminal wraps it."""
+    width = max(map(len, lines))
+    for name, about in lines.items():
+        console.print(f"[bold]{name:{width}}[/bold]  {escape(about)}", highlight=False, soft_wrap=True)
+
+
+def make_table(*columns: str) -> Table:
+    """Without lines; without a header if no column has a name."""
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def hint(text: str) -> None:
+    """What to do next, in grey."""
+    console.print(f"\n{text}", style="dim", highlight=False)
+
+
+def say(text: str) -> None:
+    """A line as it is."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class Counter(Protocol):
+    """Is told how many are done, and of how many."""
+
+    def __call__(self, done: int, total: int, /) -> None:
+        """Shows it."""
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Counter]:
+    """A bar in a terminal; elsewhere a plain line every few seconds."""
+    if console.is_terminal:
+        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    last = time.monotonic()
+
+    def line(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_SECONDS:
+            last = time.monotonic()
+            say(f"{what} {done:,}/{total:,}")
+
+    yield line

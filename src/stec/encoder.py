@@ -1,0 +1,128 @@
+"""A trained encoder, ready to use: `stec.load("run-or-file").features(images)`.
+
+An encoder's file is a safetensors file: its tensors are the weights, under the names that torchvision or timm gives
+them, and its metadata are the fields of `Description`. Reading one can run no code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from stec.config import Config
+from stec.errors import UserError
+from stec.networks.encoders import create_encoder, library_module
+from stec.run import ENCODER, RunFolder, save_weights
+from stec.views import Views
+
+
+@dataclass(frozen=True)
+class Description:
+    """What has to be known beside the weights."""
+
+    encoder: str  # its name, as `create_encoder` knows it
+    method: str  # that trained it
+    size: int  # side in pixels of what it sees
+    image_size: int  # side at which image files are kept before that
+    test_crop: float  # side of the central square that it sees, relative to the shorter side of the image
+
+    @classmethod
+    def of(cls, config: Config) -> Description:
+        """Of the encoder that a run with this config trains."""
+        return cls(config.encoder, config.method, config.views.size, config.data.size, config.views.test_crop)
+
+    @classmethod
+    def parse(cls, metadata: dict[str, str]) -> Description:
+        """From a file's metadata; KeyError or ValueError if something is missing or is no number."""
+        whole = {name: int(metadata[name]) for name in ("size", "image_size")}
+        return cls(metadata["encoder"], metadata["method"], **whole, test_crop=float(metadata["test_crop"]))
+
+    def metadata(self) -> dict[str, str]:
+        """For a file; `parse` reads it back."""
+        return {name: str(value) for name, value in dataclasses.asdict(self).items()}
+
+
+class Encoder(nn.Module):
+    """A trained encoder, in evaluation mode and frozen; `.train()` and `.requires_grad_()` undo that for fine-tuning.
+
+    Args:
+        network: The encoder itself: views (B, 3, S, S) in [0, 1] to features (B, D).
+        description: Of the network.
+    """
+
+    def __init__(self, network: nn.Module, description: Description) -> None:
+        super().__init__()
+        self.network = network.to(memory_format=torch.channels_last)
+        self.description = description
+        self.views = Views(size=description.size, test_crop=description.test_crop)
+        self.dim: int = int(network.dim)  # type: ignore[arg-type]
+        self.requires_grad_(False).eval()
+
+    def features(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
+        """What the encoder makes of the central square of every image, resized to the size that it was trained on.
+
+        Args:
+            images: RGB (B, 3, H, W), uint8, or float in [0, 1], on the device of the encoder.
+            sizes: (B, 2) true height and width of images that were squashed to H x W; theirs if left out.
+
+        Returns:
+            (B, D) float32
+        """
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise UserError(f"images are {tuple(images.shape)}, expected (B, 3, H, W)")
+        views = self.views.plain(images, sizes).contiguous(memory_format=torch.channels_last)
+        return self.network(views).float()
+
+    def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
+        """`features`."""
+        return self.features(images, sizes)
+
+    def save(self, path: Path) -> None:
+        """Writes a file that `load` reads."""
+        save_weights(path, library_module(self.network).state_dict(), self.description.metadata())
+
+
+def load(path: str | Path) -> Encoder:
+    """The encoder of a run folder, or of one file: `encoder.safetensors`, or what `stec export` made of it.
+
+    It is on the CPU; `.to("cuda")` moves it, as any module.
+    """
+    path = Path(path).expanduser()
+    if not path.is_dir():
+        return _read(path, None)
+    description = Description.of(RunFolder.open(path).config())
+    if not (path / ENCODER).is_file():
+        raise UserError(f"{path} has no {ENCODER} yet: 'stec pretrain --resume {path}' goes on to write it")
+    return _read(path / ENCODER, description)
+
+
+def _read(path: Path, description: Description | None) -> Encoder:
+    """The encoder in a file, which describes itself unless somebody else does."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such run folder or file")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is no whole safetensors file, which encoders are kept in: {error}") from None
+    if description is None:
+        try:
+            description = Description.parse(metadata)
+        except (KeyError, ValueError) as error:
+            raise UserError(
+                f"{path} does not say which encoder it is ({error} in its metadata); "
+                "'stec export RUN --to safetensors' writes files that do"
+            ) from None
+    network = create_encoder(description.encoder)
+    try:
+        library_module(network).load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).splitlines()[1:2]).strip()
+        raise UserError(f"the weights in {path} are not those of '{description.encoder}': {reason}") from None
+    return Encoder(network, description)
