@@ -310,9 +310,9 @@ class Loop:
         part = self.folder.checkpoint.with_name(".checkpoint.pt.part")
         self.fabric.save(part, self._state())
         if self.fabric.is_global_zero:
-            publish(part, self.folder.checkpoint)
             weights = library_module(self.trainee.method.encoder).state_dict()
             self.folder.save_encoder(weights, Description.of(self.config).metadata())
+            publish(part, self.folder.checkpoint)  # last: a run that has it has all
 
     def resume(self) -> None:
         """Continues from the last checkpoint, if there is one."""
