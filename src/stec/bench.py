@@ -177,7 +177,7 @@ def _encoder_alone(trained: nn.Module, config: Config, fabric: Any) -> Callable[
     """Forward and backward pass of the encoder as it is trained: compiled, recorded, in that precision and layout.
 
     With weights that have been trained a little, and gradients that are noise. At the start the last norm of every
-    block is zero, and so are half of all gradients; a GPU at its power limit multiplies zeros up to a tenth faster.
+    block is zero, and so are half of all gradients, which is not what training computes.
     """
     encoder = create_encoder(config.encoder).to(fabric.device).to(memory_format=torch.channels_last)
     encoder.load_state_dict(trained.state_dict())

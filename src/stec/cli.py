@@ -9,22 +9,19 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.logging import RichHandler
 from rich.markup import escape
 
-from stec.commands import use
+from stec.commands import experiments, use
 from stec.commands.screen import console
 from stec.commands.screen import hint as _hint
 from stec.commands.screen import make_table as _table
 from stec.commands.screen import show_list as _list
 from stec.config import Config, load, read_recipe, recipe_names, to_yaml
 from stec.errors import UserError
-
-if TYPE_CHECKING:
-    from stec.experiments.book import Book
 
 # Threads that wait for each other soon sleep instead of spinning: hardly slower on idle cores, and several times faster
 # where other programs use them too. OpenMP reads this when PyTorch is loaded, which is why no import above loads it.
@@ -245,134 +242,8 @@ def report(
     console.print(f"{page}: {size}, opens in any browser", highlight=False, soft_wrap=True, markup=False)
 
 
-BookPath = Annotated[Path, typer.Option(help="The book of finished runs.")]
-BOOK = Path("results/runs.jsonl")
-Only = Annotated[list[str] | None, typer.Option(metavar="WORD", help="Only cells of this row, recipe or data.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file.")]
-
-
-@app.command()
-def experiment(
-    name: Annotated[str | None, typer.Argument(help="An experiment; without one, they are listed.")] = None,
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys that do not change results.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what is missing, and its cost.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of every cell; default: the experiment's.")] = None,
-    only: Only = None,
-    data: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=SOURCE:PATH", help="Where images lie: cifar10=arrays:PATH.")
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="local: a process for every GPU; default: one run at a time.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
-    book: BookPath = BOOK,
-    json_file: JsonFile = None,
-) -> None:
-    """A table or figure of the paper: makes the runs that are missing, shows published beside measured.
-
-    An interrupted run is continued from its checkpoint by the same command; what is in the book is never repeated.
-    """
-    from stec.experiments.experiment import about, experiment_names, load_experiment
-
-    if name is None:
-        _list({name: about(name) for name in experiment_names()})
-        _hint("stec experiment NAME --dry-run lists what is missing; stec results show NAME what is there")
-        return
-    from stec.experiments.book import Book
-    from stec.experiments.display import show_plan
-    from stec.experiments.engine import create_engine
-    from stec.experiments.jobs import choose, missing, parse_place
-    from stec.experiments.running import run_missing
-    from stec.progress import Watcher
-
-    worker, places = create_engine(engine), dict(parse_place(text) for text in data or [])
-    chosen = choose(load_experiment(name), only or [])
-    finished = Book(book)
-    todo = missing(chosen, finished, seeds or chosen.seeds)
-    if dry_run:
-        show_plan(console, chosen, finished, todo, seeds or chosen.seeds)
-        return
-    with Watcher(console) as watcher:
-        failures = run_missing(todo, finished, words or [], places, out, worker, watcher)
-    _show(name, only or [], finished, json_file)
-    if failures:
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in failures.items())
-        raise UserError(f"{failures.total()} of {len(todo)} runs could not be made: {reasons}")
-
-
 app.add_typer(use.app)  # probe, embed, neighbors, export
-
-results_app = typer.Typer(no_args_is_help=True, help="The book of finished runs, and the tables made from it.")
-app.add_typer(results_app, name="results")
-
-
-@results_app.command("add")
-def results_add(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    data: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What their images are, if arrays or a folder.")
-    ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="In place of a run with the same settings.")] = False,
-    book: BookPath = BOOK,
-) -> None:
-    """Brings runs that were made by `stec pretrain`, here or elsewhere, into the book."""
-    from stec.experiments.book import Book, read_run
-
-    finished = Book(book)
-    for run in [read_run(path, finished, data) for path in runs]:
-        new = finished.add(run, replace)
-        changes = escape(" ".join(["", *run.overrides]))
-        console.print(
-            f"{'added' if new else 'already there'}: {run.recipe}{changes}, {run.data}, seed {run.seed} ({run.hash})",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
-
-
-@results_app.command("show")
-def results_show(
-    name: Annotated[str, typer.Argument(help="An experiment.")],
-    only: Only = None,
-    book: BookPath = BOOK,
-    json_file: JsonFile = None,
-) -> None:
-    """Published beside measured, from the book as it is: runs nothing."""
-    from stec.experiments.book import Book
-
-    _show(name, only or [], Book(book), json_file)
-
-
-@results_app.command("write")
-def results_write(
-    page: Annotated[Path, typer.Argument(help="A Markdown file with markers.")] = Path("results/README.md"),
-    book: BookPath = BOOK,
-) -> None:
-    """Makes the tables of a Markdown page anew from the book; the text around them stays."""
-    from stec.experiments.book import Book
-    from stec.experiments.tables import write_tables
-
-    changed = write_tables(page, Book(book))
-    console.print(f"{page}: {'tables made anew' if changed else 'up to date'}", highlight=False)
-
-
-def _show(name: str, only: list[str], book: Book, json_file: Path | None) -> None:
-    from stec.experiments.display import show_measured
-    from stec.experiments.experiment import load_experiment
-    from stec.experiments.figures import draw
-    from stec.experiments.jobs import choose
-    from stec.experiments.measured import measure
-
-    whole = load_experiment(name)
-    measured = measure(choose(whole, only), book)
-    show_measured(console, measured)
-    if json_file is not None:
-        json_file.write_text(json.dumps(measured.to_json(), indent=2) + "\n")
-    try:
-        for file in draw(measure(whole, book), book.path.parent / "figures"):
-            console.print(f"drawn: {file}", highlight=False, soft_wrap=True)
-    except UserError as error:  # matplotlib is not installed; the numbers are there all the same
-        _hint(escape(str(error)))
+app.add_typer(experiments.app)  # experiment, results
 
 
 def _recipe_and_config(words: list[str]) -> tuple[str, Config]:
