@@ -124,7 +124,7 @@ def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):
     refused(stec("pretrain", "data.source=folder", "data.root=nowhere"), "nowhere")
     (tmp_path / "empty").mkdir()
     refused(stec("pretrain", "data.source=folder", "data.root=empty"), "empty", "no image")
-    refused(stec("pretrain", *TINY, "batch_size=1000"), "batch_size=1000", "96 images")
+    refused(stec("pretrain", *TINY, "batch_size=1000"), "batch_size=1000", "96 examples")
     refused(stec("pretrain", "cifar10-resnet18-stec"), "data.download=true")
     (tmp_path / "file").write_text("")
     refused(stec("pretrain", *TINY, "--out", "file"), "file is a file")

@@ -5,9 +5,9 @@ import torch
 
 from stec import config
 from stec.bench import _loop, _random_split
+from stec.engine import make_fabric
 from stec.errors import UserError
 from stec.replay import WARM_UP, Replay
-from stec.training import make_fabric
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

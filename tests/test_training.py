@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from tiny_runs import TINY, Silent
 
+import stec.engine
 import stec.training
 from stec import UserError
 from stec.data import shapes
@@ -109,9 +110,9 @@ def test_a_checkpoint_of_other_data_is_refused(train):
 
 
 def test_nan_stops_with_step_rate_and_the_last_good_checkpoint(train, monkeypatch):
-    rate = stec.training.Loop._rate
+    rate = stec.engine.Loop._rate
     monkeypatch.setattr(
-        stec.training.Loop, "_rate", lambda loop: float("nan") if loop.step == 8 else rate(loop)
+        stec.engine.Loop, "_rate", lambda loop: float("nan") if loop.step == 8 else rate(loop)
     )  # weights are NaN after step 8, the loss at step 9
     with pytest.raises(UserError, match=r"at step 9 \(learning rate 0\.\d+; .*checkpoint\.pt is from before\)"):
         train("run")
@@ -121,7 +122,7 @@ def test_nan_stops_with_step_rate_and_the_last_good_checkpoint(train, monkeypatc
 
 
 def test_nan_before_any_checkpoint(train, monkeypatch):
-    monkeypatch.setattr(stec.training.Loop, "_rate", lambda loop: float("nan"))
+    monkeypatch.setattr(stec.engine.Loop, "_rate", lambda loop: float("nan"))
     with pytest.raises(UserError, match=r"at step 1 .*no checkpoint yet"):
         train("run")
 
@@ -221,7 +222,7 @@ def test_streamed_data_trains_the_same_encoder_as_resident_data(train, tmp_path)
 
 
 def test_a_batch_larger_than_the_data_is_refused(train):
-    with pytest.raises(UserError, match=r"batch_size=100 is larger than the training set \(96 images\)"):
+    with pytest.raises(UserError, match=r"batch_size=100 is larger than the training set \(96 examples\)"):
         train("run", "batch_size=100")
 
 

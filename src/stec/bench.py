@@ -26,6 +26,7 @@ from stec.data import DataSet, ResidentSplit
 from stec.data.loading import worker_count
 from stec.data.pictures import ArrayPictures
 from stec.data.split import AHEAD, StreamedSplit
+from stec.engine import Loop, make_fabric
 from stec.errors import UserError
 from stec.method import METHODS, build
 from stec.networks.encoders import create_encoder
@@ -33,7 +34,7 @@ from stec.profiling import time_by_kernel
 from stec.replay import WARM_UP, Replay
 from stec.reporter import Nobody
 from stec.run import RunFolder
-from stec.training import Loop, Trainee, make_fabric
+from stec.training import Pretraining, Trainee
 
 CLASSES = 10  # of the random labels
 STREAMED = 4  # batches in the file that is streamed, over and over
@@ -104,11 +105,12 @@ def _measure(config: Config, fabric: Any, seconds: float, profile: bool, streame
 
     for _ in range(TRAINED):
         main.train(batch)
-    ceiling = _encoder_alone(main.trainee.method.encoder, config, fabric)
-    act = _recorded(lambda *images: (main.act(*images).images,), config, device)
-    views = main.act(batch.images, batch.sizes).images
+    trained: Any = main.task.module
+    ceiling = _encoder_alone(trained.method.encoder, config, fabric)
+    act = _recorded(lambda *batch: (main.prepare(*batch)[0].images,), config, device)
+    views = main.prepare(*batch)[0].images
     parts["ceiling"] = lambda: ceiling(views)
-    parts["augmentation"] = lambda: act(batch.images, batch.sizes)
+    parts["augmentation"] = lambda: act(*batch)
 
     rates = _take_turns(parts, 2 * config.batch_size, seconds, device)
     memory = provenance.peak_memory_bytes(device)
@@ -159,7 +161,8 @@ def _loop(config: Config, fabric: Any, split: ResidentSplit) -> Loop:
     classes = tuple(str(label) for label in range(CLASSES))
     dataset = DataSet("noise", split, None, classes, config.data.size, "", True, ())
     folder = RunFolder(Path(tempfile.gettempdir()), "bench")
-    loop = Loop(config, fabric, folder, Nobody(), dataset, views, Trainee(method, CLASSES))
+    task = Pretraining(config, fabric, dataset, views, Trainee(method, CLASSES))
+    loop = Loop(config, fabric, folder, Nobody(), task)
     loop.model.train()
     return loop
 
@@ -181,8 +184,8 @@ def _encoder_alone(trained: nn.Module, config: Config, fabric: Any) -> Callable[
     """
     encoder = create_encoder(config.encoder).to(fabric.device).to(memory_format=torch.channels_last)
     encoder.load_state_dict(trained.state_dict())
-    if compiles(config, fabric.device):
-        compile_network(encoder, config)
+    if compiles(config.compile, fabric.device):
+        compile_network(encoder, config.compile)
     gradient = torch.randn(2 * config.batch_size, int(encoder.dim), device=fabric.device)  # type: ignore[arg-type]
 
     def forward_backward(views: Tensor) -> tuple[Tensor, ...]:
@@ -196,7 +199,7 @@ def _encoder_alone(trained: nn.Module, config: Config, fabric: Any) -> Callable[
 
 
 def _recorded(function: Callable[..., Any], config: Config, device: torch.device) -> Callable[..., Any]:
-    return Replay(function) if device.type == "cuda" and compiles(config, device) else function
+    return Replay(function) if device.type == "cuda" and compiles(config.compile, device) else function
 
 
 def _take_turns(

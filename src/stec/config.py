@@ -130,7 +130,7 @@ class Config:
     baselines: bool = False  # also fit linear classifiers on the untrained encoder and on pixels
 
 
-def to_yaml(config: Config) -> str:
+def to_yaml(config: Any) -> str:
     """The whole tree as YAML, readable by `load`."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 

@@ -66,8 +66,8 @@ def lightly_simclr(config: Config, batch_size: int, device: torch.device, second
         pin_memory=device.type == "cuda",
     )
     encoder = create_encoder(config.encoder).to(device).to(memory_format=torch.channels_last)
-    if compiles(config, device):
-        compile_network(encoder, config)
+    if compiles(config.compile, device):
+        compile_network(encoder, config.compile)
     dim = int(encoder.dim)  # type: ignore[arg-type]
     head = SimCLRProjectionHead(dim, config.identity.hidden, config.identity.output).to(device)
     loss_of = NTXentLoss(temperature=config.identity.temperature)

@@ -58,7 +58,7 @@ class RunFolder:
         first = (path / CONFIG).read_text().partition("\n")[0]
         return cls(path, first.removeprefix("# recipe: ").strip())
 
-    def begin(self, config: Config) -> None:
+    def begin(self, config: Any) -> None:
         """Makes the folder, empty but for the config: everything is in order, training is about to start."""
         if self.path.is_dir():
             shutil.rmtree(self.path)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ AHEAD = 4  # batches that a worker process reads ahead
 _BLOCK = 64  # images that a thread reads at a time
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Images as they enter training, before any augmentation."""
 
     images: Tensor  # uint8 (B, 3, S, S), on the device
