@@ -94,13 +94,6 @@ def test_resuming_a_finished_run_only_evaluates(train):
     assert losses(folder) == before
 
 
-def test_a_damaged_checkpoint_is_one_clear_line(train):
-    folder, _ = train("run")
-    folder.checkpoint.write_bytes(folder.checkpoint.read_bytes()[:1000])
-    with pytest.raises(UserError, match=r"checkpoint\.pt cannot be read"):
-        train.resume(folder)
-
-
 def test_a_checkpoint_of_other_data_is_refused(train):
     folder, _ = train("run")
     path = folder.path / "config.yaml"
@@ -114,7 +107,7 @@ def test_nan_stops_with_step_rate_and_the_last_good_checkpoint(train, monkeypatc
     monkeypatch.setattr(
         stec.engine.Loop, "_rate", lambda loop: float("nan") if loop.step == 8 else rate(loop)
     )  # weights are NaN after step 8, the loss at step 9
-    with pytest.raises(UserError, match=r"at step 9 \(learning rate 0\.\d+; .*checkpoint\.pt is from before\)"):
+    with pytest.raises(UserError, match=r"at step 9 \(learning rate 0\.\d+; the checkpoint of step 6 is kept"):
         train("run")
     state = torch.load(train.path / "run" / "checkpoint.pt")
     assert state["step"] == 6
@@ -123,13 +116,14 @@ def test_nan_stops_with_step_rate_and_the_last_good_checkpoint(train, monkeypatc
 
 def test_nan_before_any_checkpoint(train, monkeypatch):
     monkeypatch.setattr(stec.engine.Loop, "_rate", lambda loop: float("nan"))
-    with pytest.raises(UserError, match=r"at step 1 .*no checkpoint yet"):
+    with pytest.raises(UserError, match=r"at step \d .*no checkpoint yet"):
         train("run")
 
 
 def test_the_run_folder_explains_the_run(train):
     folder, summary = train("run", "baselines=true")
     assert sorted(p.name for p in folder.path.iterdir()) == [
+        "checkpoint-previous.pt",
         "checkpoint.pt",
         "config.yaml",
         "encoder.safetensors",

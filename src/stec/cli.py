@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.logging import RichHandler
@@ -21,7 +23,11 @@ from stec.commands.screen import hint as _hint
 from stec.commands.screen import make_table as _table
 from stec.commands.screen import show_list as _list
 from stec.config import Config, load, read_recipe, recipe_names, to_yaml
-from stec.errors import UserError
+from stec.errors import Stopped, UserError
+from stec.faults import describe
+
+if TYPE_CHECKING:
+    from stec.run import RunFolder
 
 # Threads that wait for each other soon sleep instead of spinning: hardly slower on idle cores, and several times faster
 # where other programs use them too. OpenMP reads this when PyTorch is loaded, which is why no import above loads it.
@@ -44,29 +50,37 @@ Words = Annotated[
 def pretrain(
     words: Words = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE-METHOD-seedN.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Continue the run in this folder; auto: the run of these words, if begun."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run folder if it exists.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")] = False,
 ) -> None:
     """Trains an encoder. Without arguments: S-TEC on built-in data, in one to two minutes on two CPU cores."""
-    if resume is not None and words:
+    auto = resume == Path("auto")
+    if resume is not None and words and not auto:
         raise UserError("--resume takes the recipe and all keys from the run; leave out the other words")
+    if resume is not None and force:
+        raise UserError("--resume continues a run, --force replaces it: choose one of them")
     recipe, config = _recipe_and_config(words or [])
     if print_config:
         print(to_yaml(config), end="")
         return
 
     from stec.progress import Watcher
-    from stec.run import RunFolder
+    from stec.run import CONFIG, RunFolder
     from stec.training import pretrain as train
 
-    if resume is not None:
-        folder = RunFolder.open(resume)
-        config = folder.config()
+    method = config.method.replace("*", "-star")  # no star in a path
+    path = out or Path("runs") / f"{Path(recipe).stem}-{method}-seed{config.seed}"
+    if auto:
+        resume = path if (path / CONFIG).is_file() else None
+    if resume is None:
+        folder = RunFolder.new(path, recipe, force)
     else:
-        method = config.method.replace("*", "-star")  # no star in a path
-        name = f"{Path(recipe).stem}-{method}-seed{config.seed}"
-        folder = RunFolder.new(out or Path("runs") / name, recipe, force)
+        folder = RunFolder.open(resume)
+        config = _same_run(config, folder) if auto else folder.config()
     with Watcher(console) as watcher:
         summary = train(config, folder, watcher, resume is not None)
     if summary:
@@ -254,6 +268,20 @@ def _recipe_and_config(words: list[str]) -> tuple[str, Config]:
     return recipe, load(recipe, [word for word in words if "=" in word])
 
 
+def _same_run(config: Config, folder: RunFolder) -> Config:
+    """The config, if it would give what the run in the folder gives; UserError if it would not."""
+    from stec.experiments.settings import differences, settings_of
+
+    was, now = ({**settings_of(c, c.data.source), "seed": c.seed} for c in (folder.config(), config))
+    words = differences(now, was)
+    if words:
+        raise UserError(
+            f"{folder.path} was begun with other settings than {' '.join(words)}: name another --out, "
+            "or replace it with --force instead of --resume auto"
+        )
+    return config
+
+
 def _print_summary(summary: dict[str, Any], path: Path) -> None:
     table = _table("", "")
     for key, text in (
@@ -271,7 +299,7 @@ def _print_summary(summary: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Runs the command line; a user's mistake is one line and exit code 2."""
+    """Runs the command line. What a user can mend is one line and exit code 2; docs/resume.md has the other codes."""
     logger = logging.getLogger("stec")
     logger.handlers = [RichHandler(console=console, show_time=False, show_path=False)]
     logger.setLevel(logging.INFO)
@@ -279,16 +307,33 @@ def main() -> None:
         logging.getLogger(f"{chatty}.utilities.rank_zero").setLevel(logging.WARNING)
     # The compiler suggests TensorFloat32, and tells of its own decisions; crops and logits are kept exact on purpose.
     warnings.filterwarnings("ignore", module=r"torch\._inductor")
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
     except UserError as error:
-        print(f"stec: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(str(error), 2)
+    except Stopped as stop:
+        _end(str(stop), os.EX_TEMPFAIL)
     except SystemExit as stop:
         if stop.code == 130:  # what typer makes of KeyboardInterrupt
-            words = "interrupted; --resume continues a run, the same command an experiment or an embedding"
-            print(f"stec: {words}", file=sys.stderr)
+            _end("interrupted; --resume continues a run, the same command an experiment or an embedding", 130)
         raise
+    except (OSError, MemoryError, RuntimeError) as error:
+        line = describe(error)
+        if line is None:
+            raise
+        _end(line, 2)
+
+
+def _end(line: str, code: int) -> NoReturn:
+    if line:
+        print(f"stec: {line}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Of SIGTERM where no run is training: there is nothing to save."""
+    raise Stopped("stopped by SIGTERM; --resume continues a run, the same command an experiment or an embedding")
 
 
 if __name__ == "__main__":

@@ -127,6 +127,7 @@ class Config:
     compile: str = "auto"  # auto: on a GPU; always; never; tuned: takes minutes, once, for a few percent of speed
     log_every: int = 50  # steps between two lines of metrics.jsonl
     checkpoint_every: int = 10  # epochs between two checkpoints; the last epoch always has one
+    checkpoint_minutes: float = 10  # minutes between two checkpoints, if the epochs are longer; 0: after every step
     baselines: bool = False  # also fit linear classifiers on the untrained encoder and on pixels
 
 
@@ -269,8 +270,8 @@ _CHOICES = {
 }
 _ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
 _AT_LEAST = {
-    "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "lambda_manip": 0,
-    "lambda_turn": 0, "turn.hidden": 1,
+    "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "checkpoint_minutes": 0,
+    "lambda_manip": 0, "lambda_turn": 0, "turn.hidden": 1,
     "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
     "views.small": 0, "views.small_size": 4,
     "identity.hidden": 1, "identity.output": 1, "identity.alpha": 0, "identity.queue": 1,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stec import data
+from stec.checkpoint import to_host
 from stec.config import Config
 from stec.data import DataSet
 from stec.encoder import Description
@@ -163,10 +165,10 @@ class Pretraining(Task):
         measured = health.measure(*shown)
         return measured._asdict(), health.describe_collapse(measured) if measured.collapsed else None
 
-    def publish(self, folder: RunFolder) -> None:
+    def publish(self, folder: RunFolder) -> Callable[[], None]:
         """The encoder."""
-        weights = library_module(self.trainee.method.encoder).state_dict()
-        folder.save_encoder(weights, Description.of(self.config).metadata())
+        weights = to_host(library_module(self.trainee.method.encoder).state_dict())
+        return partial(folder.save_encoder, weights, Description.of(self.config).metadata())
 
     # --- evaluation ---
 

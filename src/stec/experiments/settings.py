@@ -16,7 +16,8 @@ Settings = dict[str, Any]  # dotted key -> value
 NEUTRAL = frozenset(
     {
         "seed", "data.source", "data.root", "data.download", "data.resident", "data.workers", "data.cache",
-        "device", "devices", "compile", "log_every", "checkpoint_every", "baselines",
+        "device", "devices", "compile", "log_every", "checkpoint_every",
+        "checkpoint_minutes", "baselines",
     }
 )  # fmt: skip
 
