@@ -2,14 +2,16 @@
 
 import json
 import multiprocessing
+import multiprocessing.forkserver
+import os
 import random
 import signal
+import sys
 import time
 
+import lives
 import pytest
 import torch
-
-import lives
 
 SECONDS = 120  # longer than any life, on a machine that does other things
 # Inside of a checkpoint's writing (pieces, syncs, moves), inside of a line of metrics, and between all that.
@@ -32,6 +34,9 @@ def born():
     """Starts a life, in a fork of a process that has loaded everything: -> the process, and when training begins."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lives"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # what it loads, it looks for there
+        multiprocessing.forkserver.ensure_running()
 
     def start(path, doom=None):
         began = context.Event()
