@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -340,10 +341,11 @@ def test_a_run_on_streamed_images_continues_in_the_middle_of_an_epoch(pictures, 
     class SignalsAll(Silent):
         def progress(self, progress):
             if progress.step == 3:
-                readers = [child.pid for child in multiprocessing.active_children()]
+                readers = [str(child.pid) for child in multiprocessing.active_children()]
                 assert readers
-                for process in [*readers, os.getpid()]:
-                    os.kill(process, signal.SIGTERM)
+                subprocess.run(["kill", *readers], check=True)  # from outside: a reader obeys its own parent
+                time.sleep(0.5)  # in which the end of a reader would be noticed
+                os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Stopped, match="after step 3 of 12"):
         start(tmp_path / "run", *words, reporter=SignalsAll())
