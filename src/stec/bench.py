@@ -38,6 +38,7 @@ from stec.training import Pretraining, Trainee
 
 CLASSES = 10  # of the random labels
 STREAMED = 4  # batches in the file that is streamed, over and over
+CHECKPOINTS = 5  # of which the cost is measured
 TRAINED = 10  # steps before the encoder is measured alone
 
 
@@ -121,6 +122,7 @@ def _measure(config: Config, fabric: Any, seconds: float, profile: bool, streame
         "cost_of_manipulation": round(rates["without_manipulation"] / rates["end_to_end"] - 1, 4) if plain else None,
         "seconds_to_first_step": round(first_step, 2),
         "peak_memory_bytes": memory,
+        "checkpoint": _checkpoint_cost(main, lambda: main.train(batch), config.checkpoint_minutes, device),
         **({"streamed": round(_streamed_rate(main, config, device, seconds))} if streamed else {}),
         **({"profile": time_by_kernel(parts["end_to_end"], device)} if profile else {}),
     }
@@ -154,6 +156,37 @@ def _streamed_rate(loop: Loop, config: Config, device: torch.device, seconds: fl
             steps += 1
         _wait(device)
         return 2 * config.batch_size * steps / (time.perf_counter() - begun)
+
+
+def _checkpoint_cost(loop: Loop, step: Callable[[], None], minutes: float, device: torch.device) -> dict[str, Any]:
+    """How much longer training takes for a checkpoint, while it is copied and written: the median of a few.
+
+    Each is compared with as many steps without one, right after it.
+    """
+    costs, stalls, writing = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        loop.folder = RunFolder(Path(folder), "bench")
+        for _ in range(CHECKPOINTS):
+            loop.pending.clear()
+            _wait(device)
+            begun, steps = time.perf_counter(), 0
+            loop.save()
+            stalls.append(time.perf_counter() - begun)
+            while loop.writer.busy or not steps:
+                _time(step, 1, device)
+                steps += 1
+            writing.append(time.perf_counter() - begun)
+            loop.writer.wait()
+            costs.append(writing[-1] - steps * _time(lambda: _time(step, 1, device), steps, device))
+        size = loop.folder.checkpoint.stat().st_size
+    cost = max(median(costs), median(stalls))  # it takes at least as long as training stands still
+    return {
+        "seconds": round(cost, 4),
+        "seconds_of_writing": round(median(writing), 4),
+        "bytes": size,
+        "share": round(cost / (60 * minutes), 6) if minutes else None,
+        "minutes": minutes,
+    }
 
 
 def _loop(config: Config, fabric: Any, split: ResidentSplit) -> Loop:

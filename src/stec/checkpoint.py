@@ -105,6 +105,11 @@ class Writer:
         except BaseException as error:
             self._error = error
 
+    @property
+    def busy(self) -> bool:
+        """Whether a job is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
     def check(self) -> None:
         """Raises what a job has raised."""
         error, self._error = self._error, None

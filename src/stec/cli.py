@@ -188,8 +188,13 @@ def bench(
 
 
 def _bench_lines(row: dict[str, Any]) -> Iterator[str]:
-    """What was asked for besides the table."""
-    ours = row["end_to_end"]
+    """What has no place in the table."""
+    ours, checkpoint = row["end_to_end"], row["checkpoint"]
+    often = (
+        f", {100 * checkpoint['share']:.2g} % at one every {checkpoint['minutes']:g} min" if checkpoint["share"] else ""
+    )
+    size = f"{checkpoint['bytes'] / 2**20:.0f} MiB, written in {checkpoint['seconds_of_writing']:.2f} s meanwhile"
+    yield f"a checkpoint costs {1000 * checkpoint['seconds']:.0f} ms{often} ({size})"
     if "lightly" in row:
         loader, tensors = row["lightly"]["loader"], row["lightly"]["tensors"]
         times = f"ours is {ours / loader:.1f} times as fast"
@@ -327,7 +332,7 @@ def main() -> None:
 
 def _end(line: str, code: int) -> NoReturn:
     if line:
-        print(f"stec: {line}", file=sys.stderr)
+        print("stec:", " ".join(line.split()), file=sys.stderr)  # one line, whatever somebody's file or word holds
     sys.exit(code)
 
 

@@ -145,14 +145,16 @@ def recipe_names() -> list[str]:
 def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
     """A recipe (its name, or the path of a YAML file) with `key=value` words laid over it."""
     tree, given = _schema(), _dotlist(words)
-    for layer in [*_layers(recipe, given.get("method")), given]:
-        _check_keys(layer)
-        try:
+    try:
+        for layer in [*_layers(recipe, given.get("method")), given]:
+            _check_keys(layer)
             tree = OmegaConf.unsafe_merge(tree, layer)  # type: ignore[assignment]
-        except OmegaConfBaseException as error:
-            key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
-            raise UserError(f"{key}{str(error).splitlines()[0]}") from None
-    config: Any = OmegaConf.to_object(tree)
+        config: Any = OmegaConf.to_object(tree)
+    except OmegaConfBaseException as error:
+        key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
+        raise UserError(f"{key}{str(error).splitlines()[0]}") from None
+    except (ValueError, TypeError, RecursionError) as error:  # what strange YAML makes of itself
+        raise UserError(f"{recipe}: {error}") from None
     config = _tuples(config)
     check_values(config)
     return config
@@ -166,16 +168,24 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     elif path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise UserError(f"{recipe}: no such file")
-        text = path.read_text()
+        text = read_text(path)
     else:
         raise UserError(f"unknown recipe '{recipe}': {nearest(recipe, recipe_names())} ('stec recipes' lists them)")
     try:
         content = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{recipe}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{recipe}: a recipe is a mapping of keys to values")
     return content
+
+
+def read_text(path: Path) -> str:
+    """What a text file holds; UserError if it is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a text file: {error}") from None
 
 
 def _layers(recipe: str, method: str | None) -> Iterator[DictConfig]:
@@ -187,6 +197,8 @@ def _layers(recipe: str, method: str | None) -> Iterator[DictConfig]:
             raise UserError(f"recipe '{recipe}' is based on itself")
         contents[name] = read_recipe(name)
         name = contents[name].pop("base", None)
+        if not isinstance(name, str | None):
+            raise UserError(f"{recipe}: 'base' is the name of a recipe")
     method = method or next((content["method"] for content in contents.values() if "method" in content), Config.method)
     for content in reversed(contents.values()):
         content.pop("about", None)
@@ -194,7 +206,7 @@ def _layers(recipe: str, method: str | None) -> Iterator[DictConfig]:
         if not (isinstance(methods, dict) and all(isinstance(keys, dict) for keys in methods.values())):
             raise UserError(f"{recipe}: 'methods' maps names of methods to keys that differ for them")
         yield OmegaConf.create(content)
-        own: dict[str, Any] = methods.get(method, {})
+        own: dict[str, Any] = methods.get(str(method), {})
         yield OmegaConf.create(own)
 
 

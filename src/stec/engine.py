@@ -134,7 +134,7 @@ class Loop:
             wish = torch.tensor([due, stop], dtype=torch.float32, device=self.fabric.device)
             due, stop = self.fabric.all_reduce(wish, reduce_op="max").bool().tolist()  # type: ignore[union-attr]
         if due or stop:
-            self._save()
+            self.save()
         if stop:
             self.writer.wait()
             self._stop()
@@ -265,8 +265,8 @@ class Loop:
         }
         return checkpoint.to_host(state)
 
-    def _save(self) -> None:
-        """Copies the state; it is written while training goes on."""
+    def save(self) -> None:
+        """A checkpoint: the state is copied now, and written while training goes on."""
         self._check_finite()
         step, state = self.step, self._state()
         self.saved = time.perf_counter()

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from stec.config import Config, load, to_yaml
+from stec.config import Config, load, read_text, to_yaml
 from stec.errors import UserError
 
 CONFIG, METRICS, CHECKPOINT, PREVIOUS, ENCODER, SUMMARY = (
@@ -57,7 +57,7 @@ class RunFolder:
         """The folder of a run that exists."""
         if not (path / CONFIG).is_file():
             raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
-        first = (path / CONFIG).read_text().partition("\n")[0]
+        first = read_text(path / CONFIG).partition("\n")[0]
         return cls(path, first.removeprefix("# recipe: ").strip())
 
     def begin(self, config: Any) -> None:
@@ -118,7 +118,15 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """What summary.json holds; None before the run has finished."""
         path = self.path / SUMMARY
-        return json.loads(path.read_text()) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            summary = json.loads(read_text(path))
+        except ValueError:
+            summary = None
+        if not isinstance(summary, dict):
+            raise UserError(f"{path} is damaged; 'stec pretrain --resume {self.path}' makes it anew")
+        return summary
 
     def save_summary(self, summary: dict[str, Any]) -> None:
         """Writes summary.json."""

@@ -62,7 +62,7 @@ def _read(path: Path) -> np.ndarray:
         raise UserError(f"{path}: no such file; it should hold the images, uint8 (N, H, W, 3)")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # a damaged header raises nearly anything
         raise UserError(f"{path}: not a NumPy file ({' '.join(str(error).split())})") from None
     if not isinstance(array, np.ndarray):
         raise UserError(f"{path}: not a NumPy file (an .npz archive; save one array with numpy.save)")

@@ -97,10 +97,17 @@ def read_run(path: Path, book: Book, data: str | None = None) -> Run:
         book: which may know the images by their fingerprint.
         data: name of the images, where the folder's config does not say it (sources `arrays` and `folder`).
     """
+    try:
+        return _read_run(path, book, data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: {SUMMARY} or the metrics are damaged ({type(error).__name__}: {error})") from None
+
+
+def _read_run(path: Path, book: Book, data: str | None) -> Run:
     folder = RunFolder.open(path)
     if not (path / SUMMARY).is_file():
         raise UserError(f"{path} is not finished: it has no {SUMMARY}; stec pretrain --resume {path} continues it")
-    config, summary = folder.config(), json.loads((path / SUMMARY).read_text())
+    config, summary = folder.config(), folder.summary() or {}
     source = config.data.source
     if data is None:
         data = book.name_of(summary["data_fingerprint"]) if source in STORED else source
