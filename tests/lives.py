@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from stec import checkpoint, run
 from stec.config import load
 from stec.engine import Loop
+from stec.errors import Stopped
 from stec.reporter import Nobody
 from stec.run import CONFIG, METRICS, RunFolder
 from stec.training import pretrain
@@ -24,14 +26,23 @@ WORDS = (
 )  # fmt: skip
 
 
-def live(path: Path, began: Any, doom: tuple[str, int] | None) -> None:
+def live(
+    path: Path,
+    began: Any,
+    doom: tuple[str, int] | None = None,
+    words: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+) -> None:
     """Begins the run in this folder, or continues it, until its end or its doom: the n-th time that something happens.
 
     Args:
         path: the run folder.
         began: an event, set when training begins.
         doom: what happens (a function of `_DOOMS`), and the how manieth time.
+        words: keys to change.
+        environment: of the process, such as torchrun gives it.
     """
+    os.environ.update(environment or {})
     torch.set_num_threads(1)
     if doom is not None:
         _DOOMS[doom[0]](doom[1])
@@ -44,7 +55,11 @@ def live(path: Path, began: Any, doom: tuple[str, int] | None) -> None:
     Loop.run = run_and_tell  # type: ignore[method-assign]
     there = (path / CONFIG).is_file()
     folder = RunFolder.open(path) if there else RunFolder.new(path, "default")
-    pretrain(folder.config() if there else load("default", WORDS), folder, Nobody(), resume=there)
+    config = folder.config() if there else load("default", [*WORDS, *words])
+    try:
+        pretrain(config, folder, Nobody(), resume=there)
+    except Stopped:
+        sys.exit(os.EX_TEMPFAIL)
 
 
 def _die() -> None:
@@ -102,6 +117,7 @@ def _in_half_a_line(number: int) -> None:
 _DOOMS = {
     "step": lambda number: _before(Loop, "_attend", number),
     "replace": lambda number: _before(os, "replace", number),
+    "link": lambda number: _before(os, "link", number),
     "sync": lambda number: _before(run.os, "fsync", number),
     "piece": _in_half_a_piece,
     "line": _in_half_a_line,

@@ -135,13 +135,13 @@ def place(tmp_path_factory):
 # --- the fuzz ---
 
 
-@fuzz(90)
+@fuzz(110)
 @given(words=st.lists(st.one_of(st.tuples(st.sampled_from(KEYS), VALUES).map("=".join), TEXT), min_size=1, max_size=3))
 def test_words(place, words):
     refused_or_fine("pretrain", "--print-config", "--", *words, cwd=place())
 
 
-@fuzz(60)
+@fuzz(70)
 @given(content=st.one_of(damaged(to_yaml(load()).encode()), TREES.map(lambda tree: yaml.dump(tree).encode())))
 def test_recipes(place, content):
     (folder := place()).joinpath("mine.yaml").write_bytes(content)
@@ -197,7 +197,7 @@ def test_arrays(place, data, name):
     refused_or_fine("data", "data.source=arrays", "data.root=arrays", "data.size=4", "data.workers=1", cwd=folder)
 
 
-@fuzz(30)
+@fuzz(15)
 @given(data=st.data())
 def test_checkpoints(place, finished, data):
     """Neither of the two is whole, or one is whole and holds something else than a state."""
@@ -232,7 +232,7 @@ def test_encoders(place, finished, data):
     assert (folder / "out.safetensors").exists() == (code == 0)
 
 
-@fuzz(30)
+@fuzz(20)
 @given(data=st.data(), name=st.sampled_from(["config.yaml", "metrics.jsonl", "summary.json", "encoder.safetensors"]))
 def test_run_folders(place, finished, data, name):
     folder = place()

@@ -6,6 +6,7 @@ import multiprocessing.forkserver
 import os
 import random
 import signal
+import socket
 import sys
 import time
 
@@ -16,16 +17,9 @@ import torch
 SECONDS = 120  # longer than any life, on a machine that does other things
 # Inside of a checkpoint's writing (pieces, syncs, moves), inside of a line of metrics, and between all that.
 DOOMS = [
-    ("replace", 2),
-    ("piece", 3),
-    ("line", 1),
-    ("sync", 5),
-    ("replace", 7),
-    ("piece", 400),
-    ("step", 3),
-    ("line", 2),
-]
-DOOMS += [("sync", 9), ("replace", 8)]
+    ("replace", 2), ("piece", 3), ("line", 1), ("sync", 5), ("link", 2),
+    ("piece", 400), ("step", 3), ("line", 2), ("sync", 9), ("replace", 5),
+]  # fmt: skip
 TIMED = 10  # further lives that end after a random time
 
 
@@ -38,9 +32,9 @@ def born():
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # what it loads, it looks for there
         multiprocessing.forkserver.ensure_running()
 
-    def start(path, doom=None):
+    def start(path, *words):
         began = context.Event()
-        process = context.Process(target=lives.live, args=(path, began, doom))
+        process = context.Process(target=lives.live, args=(path, began, *words))
         process.start()
         return process, began
 
@@ -109,3 +103,37 @@ def test_twenty_kills_do_not_change_a_bit_and_lose_or_double_no_metrics(born, tm
     ]
     accuracies = [json.loads((path / "summary.json").read_text())["linear"] for path in (whole, killed)]
     assert accuracies[0] == accuracies[1]
+
+
+def test_two_processes_stop_together_and_go_on_where_they_were(born, tmp_path):
+    """One of them gets the signal. Each has its own random numbers, in the middle of an epoch."""
+    words = ("method=stec", "epochs=15", "log_every=1", "checkpoint_every=100", "checkpoint_minutes=10")
+    words += ("device=cpu", "devices=2")
+
+    def begin(path):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        shared |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
+        return [born(path, None, words, shared | {"RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
+
+    def ends(born):
+        for process, _ in born:
+            process.join(SECONDS)
+        return [process.exitcode for process, _ in born]
+
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    both, lines = begin(stopped), stopped / "metrics.jsonl"
+    while not (lines.exists() and lines.read_text().count("\n") > 3) and all(process.is_alive() for process, _ in both):
+        time.sleep(0.01)
+    both[1][0].terminate()
+    assert ends(both) == [75, 75]
+    state = state_of(stopped)
+    assert 3 < state["step"] == metrics_of(stopped)[-1]["step"] < 45
+    one, two = (random["torch"] for random in state["random"])
+    assert not torch.equal(one, two)
+    assert ends(begin(stopped)) == [0, 0]
+    assert ends(begin(whole)) == [0, 0]
+    torch.testing.assert_close(state_of(stopped)["model"], state_of(whole)["model"], rtol=0, atol=0)
+    assert metrics_of(stopped) == metrics_of(whole)

@@ -49,10 +49,19 @@ def write(state: dict[str, Any], folder: RunFolder) -> None:
             torch.save(state, sealing)  # type: ignore[arg-type]
             sealing.seal()
         if path.exists():
-            os.replace(path, folder.previous)
+            _set_aside(path, folder.previous)
         publish(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _set_aside(path: Path, previous: Path) -> None:
+    """Gives the last checkpoint a second name, so that it is there under its own until the next one takes that."""
+    previous.unlink(missing_ok=True)
+    try:
+        os.link(path, previous)
+    except OSError:  # not every file system can
+        os.replace(path, previous)
 
 
 def read(path: Path) -> dict[str, Any]:
