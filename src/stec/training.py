@@ -22,10 +22,10 @@ from stec.evaluation import health
 from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
-from stec.functional import masked_mean
 from stec.method import Losses, Method, build, check_pairing, fix_settings
 from stec.networks.encoders import create_encoder, library_module
 from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
+from stec.processes import mean
 from stec.reporter import Nobody, Reporter
 from stec.run import RunFolder
 from stec.views import ViewBatch, Views
@@ -59,8 +59,8 @@ class Trainee(nn.Module):
             labels = labels.repeat(2)
             labelled = labels >= 0
             each = F.cross_entropy(logits, labels.clamp(min=0), reduction="none")
-            measured["probe_loss"] = masked_mean(each, labelled)
-            measured["probe_accuracy"] = masked_mean((logits.argmax(dim=1) == labels).float(), labelled)
+            measured["probe_loss"] = mean(each, labelled)
+            measured["probe_accuracy"] = mean((logits.argmax(dim=1) == labels).float(), labelled)
             total = total + measured["probe_loss"]
         metrics = torch.stack([measured[name].detach() for name in self.metrics])
         return total, metrics, losses.features, losses.embeddings

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stec.config import IdentityConfig
 from stec.functional import relic, relic_small
-from stec.identity.gathering import gather
+from stec.processes import gather
 from stec.identity.interface import IdentityOutput, TargetIdentity
 from stec.views import ViewBatch
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from stec.config import IdentityConfig
 from stec.functional import contrast_pairs, contrast_small
-from stec.identity.gathering import gather
+from stec.processes import gather
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import projector
 from stec.views import ViewBatch
