@@ -4,7 +4,8 @@
     loop.begin(resume=False)
     loop.run()
 
-Several processes: `torchrun --nproc-per-node 8 -m stec pretrain RECIPE devices=8`.
+Several processes: `stec pretrain RECIPE devices=8`, or `torchrun --nproc-per-node 8 -m stec pretrain RECIPE`.
+What a run computes does not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ from torch.optim import Optimizer
 from stec import provenance
 from stec.compiling import compile_network, compiles
 from stec.errors import UserError
+from stec.launching import launched
 from stec.networks.synchrony import synchronise_batch_norms
+from stec.processes import known_shares, shares
 from stec.replay import Replay
 from stec.reporter import Progress, Reporter
 from stec.run import RunFolder, publish
 
 try:
     from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments import LightningEnvironment
 except ImportError:  # the same code inside of the larger `lightning` package
     from lightning.fabric import Fabric  # type: ignore
+    from lightning.fabric.plugins.environments import LightningEnvironment  # type: ignore
 
 
 class Settings(Protocol):
@@ -111,10 +116,14 @@ def make_fabric(config: Settings) -> Fabric:
         raise UserError("device=cuda: no CUDA device is available here; use device=cpu or device=auto")
     cuda = config.device != "cpu" and torch.cuda.is_available()
     bf16 = config.precision == "bf16" or (config.precision == "auto" and cuda and torch.cuda.is_bf16_supported())
+    started = launched()
+    devices, machines = started or (config.devices, 1)
     fabric = Fabric(
         accelerator="cuda" if cuda else "cpu",
-        devices=config.devices,
+        devices=devices,
+        num_nodes=machines,
         precision="bf16-mixed" if bf16 else "32-true",
+        plugins=[] if started else [LightningEnvironment()],
     )
     fabric.launch()
     return fabric
@@ -128,15 +137,16 @@ class Loop:
         if config.batch_size > task.items:
             larger = f"batch_size={config.batch_size} is larger than the training set ({task.items} examples)"
             raise UserError(f"{larger}: lower batch_size")
-        if config.batch_size % fabric.world_size:
-            raise UserError(f"batch_size={config.batch_size} does not divide over {fabric.world_size} processes")
+        if config.batch_size < fabric.world_size:
+            raise UserError(f"batch_size={config.batch_size} is less than one example for each process: raise it")
+        self.shares = shares(config.batch_size, fabric.world_size)  # how many examples of a batch each process has
         # Rate and progress change from step to step on the device: the host never waits, and a step can be replayed.
         self.rate_now = torch.zeros((), device=fabric.device)
         self.progress = torch.zeros((), dtype=torch.float64, device=fabric.device)
         optimizer = task.optimizer(self.rate_now)
         alone, cuda = fabric.world_size == 1, fabric.device.type == "cuda"
-        if cuda and not alone:  # PyTorch has no synchronised batch norm for CPUs
-            synchronise_batch_norms(task.module, task.unsynchronised())
+        if not alone:
+            synchronise_batch_norms(task.module, task.unsynchronised(), cuda)
         self.prepare: Callable[..., tuple[Any, ...]] = task.prepare
         self.step_on_device: Callable[..., tuple[Tensor, ...]] = self._step
         if task.static and compiles(config.compile, fabric.device):
@@ -182,12 +192,13 @@ class Loop:
 
     def _batches(self) -> Iterator[tuple[Any, ...]]:
         """This process's share of an epoch, in an order that seed and epoch alone decide."""
-        seed, rank, world = self.config.seed, self.fabric.global_rank, self.fabric.world_size
+        seed, rank = self.config.seed, self.fabric.global_rank
         shuffle = torch.Generator().manual_seed(_mix(seed, self.epoch))
         order = torch.randperm(self.task.items, generator=shuffle)
-        torch.manual_seed(_mix(seed, self.epoch, rank + 1))  # the actions; a resumed run repeats them exactly
-        share = order[: self.steps_per_epoch * self.config.batch_size][rank::world]
-        yield from self.task.batches(share, self.config.batch_size // world)
+        # The actions: a resumed run repeats them exactly. All processes draw the same, and each takes its rows.
+        torch.manual_seed(_mix(seed, self.epoch, 1))
+        batches = order[: self.steps_per_epoch * self.config.batch_size].view(-1, self.config.batch_size)
+        yield from self.task.batches(batches.split(self.shares, dim=1)[rank].flatten(), self.shares[rank])
 
     def train(self, batch: tuple[Any, ...]) -> None:
         """One step."""
@@ -199,7 +210,8 @@ class Loop:
 
     def _step(self, *batch: Any) -> tuple[Tensor, ...]:
         """All that the device does in a step: the task's metrics, and what its module shows."""
-        loss, *shown = self.model(*self.prepare(*batch))
+        with known_shares(self.shares):
+            loss, *shown = self.model(*self.prepare(*batch))
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
         self.optimizer.step()
@@ -233,7 +245,7 @@ class Loop:
             self.reporter.progress(progress)
 
     def _watch(self) -> dict[str, float]:
-        """The task's look at the last step in this process. What is wrong and outlasts the warm-up is noted once."""
+        """The task's look at the last step, in all processes. What is wrong and outlasts the warm-up is noted once."""
         measured, wrong = self.task.watch(*self.shown)
         if wrong and not self.warned and self.step > self.task.warmup:
             self.reporter.note(wrong)
@@ -293,7 +305,7 @@ class Loop:
         """Continues from the last checkpoint, if there is one."""
         if not self.folder.checkpoint.exists():
             self.reporter.note("no checkpoint yet: starting from the beginning")
-            self.folder.forget_metrics_after(0)
+            self._forget_metrics()
             return
         state = self._state()
         try:
@@ -305,8 +317,12 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate_now  # loading has put another tensor in its place
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
-        self.folder.forget_metrics_after(self.step)
+        self._forget_metrics()
         self.reporter.note(f"resumed at epoch {self.epoch} of {self.config.epochs}")
+
+    def _forget_metrics(self) -> None:
+        if self.fabric.is_global_zero:  # the one that writes
+            self.folder.forget_metrics_after(self.step)
 
 
 def _mix(*numbers: int) -> int:

@@ -23,7 +23,7 @@ QUANTILE_SIDE = 1024.0  # of the imagined square image on which they are sampled
 
 
 class ManipulationOutput(NamedTuple):
-    """Loss over the valid pairs of all processes, and the share of informative components that fell into the right bin."""
+    """Loss over the valid pairs of all processes, and how many informative components fell into the right bin."""
 
     loss: Tensor  # ()
     accuracy: Tensor  # (), from 0 to 1

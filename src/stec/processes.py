@@ -90,7 +90,7 @@ def mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def average(mean: Tensor, rows: int) -> Tensor:
-    """The mean () over the rows of all processes, from the mean over the rows of this one, of which there are so many."""
+    """The mean () over the rows of all processes, from that over the rows of this one, of which there are so many."""
     if processes()[1] == 1:
         return mean
     sums, counts = total(torch.stack([mean * rows, torch.full_like(mean, rows)]))

@@ -19,7 +19,7 @@ TURNS = 4  # by 0, 90, 180 and 270 degrees, counterclockwise
 
 
 class TurnOutput(NamedTuple):
-    """Cross entropy over the four turns, averaged over the views of all processes, and the share of those whose turn is found."""
+    """Cross entropy over the four turns, and the share of views whose turn is found, in all processes together."""
 
     loss: Tensor  # ()
     accuracy: Tensor  # (), from 0 to 1

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from stec.config import IdentityConfig
 from stec.functional import byol, target_accuracy
-from stec.processes import average, gather
 from stec.identity.interface import IdentityOutput, TargetIdentity
 from stec.networks.heads import projector
+from stec.processes import average, gather
 from stec.views import ViewBatch
 
 

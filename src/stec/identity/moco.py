@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from stec.config import IdentityConfig
 from stec.functional import info_nce
-from stec.processes import average, gather, processes, rows_of_all, shared_permutation
 from stec.identity.interface import IdentityOutput, TargetIdentity
+from stec.processes import average, gather, processes, rows_of_all, shared_permutation
 from stec.views import ViewBatch
 
 

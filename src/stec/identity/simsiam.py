@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from stec.config import IdentityConfig
-from stec.processes import average, gather
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import mlp, projector
 from stec.noncontrastive import partner_accuracy, simsiam
+from stec.processes import average, gather
 from stec.views import ViewBatch
 
 
