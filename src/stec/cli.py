@@ -277,6 +277,7 @@ def main() -> None:
     logger.setLevel(logging.INFO)
     for chatty in ("lightning_fabric", "lightning.fabric"):  # the package itself sets its level when it is imported
         logging.getLogger(f"{chatty}.utilities.rank_zero").setLevel(logging.WARNING)
+        logging.getLogger(f"{chatty}.utilities.distributed").setLevel(logging.WARNING)
     # The compiler suggests TensorFloat32, and tells of its own decisions; crops and logits are kept exact on purpose.
     warnings.filterwarnings("ignore", module=r"torch\._inductor")
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -34,55 +36,63 @@ def launched() -> tuple[int, int] | None:
 
 @contextmanager
 def failing_together(fabric: Any) -> Iterator[None]:
-    """Within, an error in one process ends all: it is raised there, and the others leave with the same exit code.
+    """Within, an error in one process ends all: it is raised there, and the others leave in silence.
 
     They would wait for it in the next exchange, for minutes or forever.
     """
-    if fabric.world_size == 1:
+    rank, others = fabric.global_rank, fabric.world_size - 1
+    if not others:
         yield
         return
-    store = dist.distributed_c10d._get_default_store()
+    store = dist.distributed_c10d._get_default_store()  # the first process keeps it
     finished = threading.Event()
-    threading.Thread(target=_watch, args=(store, finished), daemon=True).start()
+    threading.Thread(target=_watch, args=(store, rank, finished), daemon=True).start()
     try:
         yield
     except Exception as error:
         finished.set()
         lost = isinstance(error, RuntimeError) and _is_lost(error)
-        with suppress(RuntimeError):  # the store is gone, with the first process
+        with suppress(RuntimeError):  # the store is gone, and the first process with it
             if store.add(f"{FAILED}/times", 1) > 1:
-                _leave(store)
+                _leave(store, rank)
             store.set(FAILED, str(2 if lost or isinstance(error, UserError) else 1))
         if lost:
             raise UserError("a process of this run has been lost, and all end; --resume continues the run") from error
-        _wait_for_others(store, fabric.world_size - 1)
+        # The error is told at once, but this process ends after the others, which leave by themselves.
+        linger = partial(_wait_for_others, store, others) if rank == 0 else partial(time.sleep, 10 * LOOK)
+        atexit.register(linger)
         raise
     finally:
         finished.set()
 
 
-def _watch(store: Any, finished: threading.Event) -> None:
+def _watch(store: Any, rank: int, finished: threading.Event) -> None:
     while not finished.wait(LOOK):
         try:
             failed = store.check([FAILED])
         except RuntimeError:
             return
         if failed:
-            _leave(store)
+            _leave(store, rank)
 
 
-def _leave(store: Any) -> None:
-    """Ends this process at once and in silence: another one says why."""
-    code = 1
+def _leave(store: Any, rank: int) -> None:
+    """Ends this process in silence: another one says why.
+
+    With the exit code of the failure, if it is the first process, which is that of the whole command. Where that one has
+    started the others, Fabric would kill it for the exit code of any other before it can leave.
+    """
+    code = 0
     with suppress(RuntimeError):
-        code = int(store.get(FAILED))
         store.add(LEFT, 1)
+        if rank == 0:
+            code = int(store.get(FAILED))
+            time.sleep(2 * LOOK)  # the others have to read it, too
     sys.stdout.flush()
     os._exit(code)
 
 
 def _wait_for_others(store: Any, number: int) -> None:
-    """They have to read of the failure before this process ends, which may be the one that keeps the store."""
     until = time.monotonic() + PATIENCE
     with suppress(RuntimeError):
         while store.add(LEFT, 0) < number and time.monotonic() < until:

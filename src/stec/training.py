@@ -6,6 +6,7 @@ summary = pretrain(config, folder, reporter)
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -78,6 +79,7 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     fabric = make_fabric(config)
     if not fabric.is_global_zero:
         reporter = Nobody()
+        logging.getLogger("stec").setLevel(logging.WARNING)  # what all have to say, the first does
     about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
     reporter.note(f"{about} -> {folder.path}")
     with failing_together(fabric):
