@@ -2,15 +2,23 @@
 
 import pytest
 import torch
-from whole_methods import SHARES, Outcome, in_two_processes, train
+from torch import nn
+from whole_methods import NORMS, SHARES, Outcome, in_two_processes, normalise, train
 
+from stec import UserError
 from stec.method import METHODS
+from stec.networks.synchrony import synchronise_batch_norms
 from stec.processes import shares
 
 
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], list[Outcome]]:
+def both(tmp_path_factory: pytest.TempPathFactory):
     return in_two_processes(tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(scope="module")
+def two_processes(both) -> dict[tuple[str, str], list[Outcome]]:
+    return both[0]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +54,29 @@ def test_weights_targets_queues_and_optimizer_stay_the_same_in_all_processes(nam
     for key, wanted in one_process[name].state.items():
         assert torch.equal(first[key], second[key]), key
         torch.testing.assert_close(first[key], wanted, rtol=1e-5, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_batch_norm_on_a_cpu_is_that_of_all_rows(kind, both):
+    wanted, processes = normalise(kind), [norms[kind] for norms in both[1]]
+    tolerance = {"rtol": 0.02, "atol": 0.05} if kind == "bfloat16" else {"rtol": 1e-4, "atol": 1e-4}
+    for key in ("output", "inputs"):
+        rows = torch.cat([process[key] for process in processes])
+        assert rows.dtype == wanted[key].dtype
+        torch.testing.assert_close(rows, wanted[key], **tolerance)
+    for key in ("weight", "bias"):
+        torch.testing.assert_close(processes[0][key] + processes[1][key], wanted[key], **tolerance)
+    for key in ("mean", "variance", "batches"):
+        assert torch.equal(processes[0][key], processes[1][key])
+        torch.testing.assert_close(processes[0][key], wanted[key], **tolerance)
+
+
+def test_a_batch_norm_of_an_unknown_kind_is_refused():
+    class Other(nn.BatchNorm2d):
+        pass
+
+    with pytest.raises(UserError, match="Other is a batch norm that several processes cannot share"):
+        synchronise_batch_norms(nn.Sequential(Other(3)))
 
 
 def test_shares_are_as_even_as_can_be():

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,6 +21,7 @@ from stec.training import Trainee
 from stec.views import Views
 
 IMAGES, CLASSES, STEPS = 8, 3, 2
+NORMS = ("plain", "timm", "bfloat16")
 SHARES = {"even": (4, 4), "uneven": (5, 3)}
 
 
@@ -107,11 +109,36 @@ def train(name: str, shares: tuple[int, ...] | None = None) -> Outcome:
     return Outcome(metrics, gradients, state)
 
 
-def in_two_processes(folder: Path) -> dict[tuple[str, str], list[Outcome]]:
-    """Every method with either shares, in both processes; starting them is what takes time, so all go together."""
+def normalise(kind: str, shares: tuple[int, ...] | None = None) -> dict[str, Tensor]:
+    """A batch norm of values far from zero: output, gradients, running statistics; of all rows, or this process's."""
+    torch.manual_seed(2)
+    # timm's has an activation in the same module; a momentum of None averages over all batches
+    norm = BatchNormAct2d(4) if kind == "timm" else nn.BatchNorm2d(4, momentum=None)
+    nn.init.uniform_(norm.weight, 0.5, 2)
+    nn.init.normal_(norm.bias)
+    rank = dist.get_rank() if shares else 0
+    holder = nn.Sequential(norm)
+    if shares:
+        synchronise_batch_norms(holder, cuda=False)
+    result = {}
+    for step in range(2):
+        inputs = 100 + step + torch.randn(IMAGES, 4, 3, 5)
+        towards = torch.randn(IMAGES, 4, 3, 5)
+        if shares:
+            inputs, towards = (rows.split(shares)[rank] for rows in (inputs, towards))
+        inputs = inputs.to(torch.bfloat16) if kind == "bfloat16" else inputs.clone()
+        norm.zero_grad()
+        output = holder(inputs.requires_grad_())
+        (output * towards).sum().backward()
+        result = {"output": output.detach(), "inputs": inputs.grad, "weight": norm.weight.grad, "bias": norm.bias.grad}
+    return result | {"mean": norm.running_mean, "variance": norm.running_var, "batches": norm.num_batches_tracked}
+
+
+def in_two_processes(folder: Path) -> tuple[dict[tuple[str, str], list[Outcome]], list[dict[str, dict[str, Tensor]]]]:
+    """Every method with either shares, and batch norms, in both processes: starting these is what takes time."""
     multiprocessing.spawn(_one_of_two, args=(str(folder),), nprocs=2)
-    files = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
-    return {case: [Outcome(**file[case]) for file in files] for case in files[0]}
+    outcomes, norms = zip(*(torch.load(folder / f"{rank}.pt") for rank in range(2)), strict=True)
+    return {case: [Outcome(**each[case]) for each in outcomes] for case in outcomes[0]}, list(norms)
 
 
 def _one_of_two(rank: int, folder: str) -> None:
@@ -124,5 +151,6 @@ def _one_of_two(rank: int, folder: str) -> None:
                 outcomes[name, kind] = vars(train(name, shares))
         else:
             outcomes[name, kind] = vars(train(name, shares))
-    torch.save(outcomes, f"{folder}/{rank}.pt")
+    norms = {kind: normalise(kind, SHARES["uneven"]) for kind in NORMS}
+    torch.save((outcomes, norms), f"{folder}/{rank}.pt")
     dist.destroy_process_group()

@@ -39,6 +39,8 @@ Words = Annotated[
     typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe, and keys to change in it."),
 ]
 
+ELSEWHERE = ("device", "devices")  # keys that can change when a run is resumed
+
 
 @app.command()
 def pretrain(
@@ -49,20 +51,21 @@ def pretrain(
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")] = False,
 ) -> None:
     """Trains an encoder. Without arguments: S-TEC on built-in data, in one to two minutes on two CPU cores."""
-    if resume is not None and words:
-        raise UserError("--resume takes the recipe and all keys from the run; leave out the other words")
+    if resume is not None and any(word.partition("=")[0] not in ELSEWHERE for word in words or []):
+        kept = "all keys from the run, but for device and devices"
+        raise UserError(f"--resume takes the recipe and {kept}; leave out the other words")
     recipe, config = _recipe_and_config(words or [])
     if print_config:
         print(to_yaml(config), end="")
         return
 
     from stec.progress import Watcher
-    from stec.run import RunFolder
+    from stec.run import CONFIG, RunFolder
     from stec.training import pretrain as train
 
     if resume is not None:
         folder = RunFolder.open(resume)
-        config = folder.config()
+        config = load(str(folder.path / CONFIG), words or [])
     else:
         method = config.method.replace("*", "-star")  # no star in a path
         name = f"{Path(recipe).stem}-{method}-seed{config.seed}"

@@ -79,8 +79,8 @@ def _watch(store: Any, rank: int, finished: threading.Event) -> None:
 def _leave(store: Any, rank: int) -> None:
     """Ends this process in silence: another one says why.
 
-    With the exit code of the failure, if it is the first process, which is that of the whole command. Where that one has
-    started the others, Fabric would kill it for the exit code of any other before it can leave.
+    With the exit code of the failure, if it is the first process: its code is that of the whole command. Others end
+    without one, for which Fabric would kill a first process that has started them, before it can leave.
     """
     code = 0
     with suppress(RuntimeError):
