@@ -12,9 +12,8 @@ from processes import (
     PROCESSES,
     Model,
     Outcome,
-    assert_same_mean_loss,
+    assert_same_loss,
     in_one_process,
-    queues_of_two_processes,
     views_of,
 )
 from torch import Tensor, nn
@@ -49,18 +48,10 @@ def test_two_processes_have_the_queue_of_one(two_processes: dict[str, list[Outco
 def test_groups_over_two_processes_are_those_of_one(two_processes: dict[str, list[Outcome]]) -> None:
     """Shuffled over all views and normalised in two groups: one in each process, or both in one."""
     one = in_one_process("moco, groups")
-    assert_same_mean_loss(two_processes["moco, groups"], one)
+    assert_same_loss(two_processes["moco, groups"], one)
     for process in two_processes["moco, groups"]:
         torch.testing.assert_close(process.state["identity.queue"], one.state["identity.queue"])
     assert not torch.allclose(one.state["identity.queue"], in_one_process("moco").state["identity.queue"], atol=0.01)
-
-
-@pytest.mark.parametrize("broadcast", [True, False])
-def test_the_queue_stays_the_same_in_all_processes(broadcast: bool, tmp_path) -> None:
-    """Because all put the same keys in, not because DDP sends that of the first to the others before every step."""
-    first, second = queues_of_two_processes(5, broadcast, tmp_path)
-    assert torch.equal(first["queue"], second["queue"])
-    assert first["oldest"] == second["oldest"] == 5 * 2 * PAIRS * PROCESSES % 40
 
 
 class Recorder(nn.Module):
