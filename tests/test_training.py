@@ -252,7 +252,7 @@ def test_compiled_bf16_training_on_a_gpu_follows_the_cpu(train):
     assert gpu.metrics()[-1]["identity"] == pytest.approx(cpu.metrics()[-1]["identity"], rel=0.1)
 
 
-def test_two_processes_make_one_run(train, tmp_path):
+def test_two_processes_make_one_run(tmp_path):
     """As a person starts them: the command launches the second process itself."""
     words = [*TINY, "device=cpu", "devices=2", "--out", str(tmp_path / "run")]
     command = [sys.executable, "-m", "stec", "pretrain", *words]
@@ -262,9 +262,6 @@ def test_two_processes_make_one_run(train, tmp_path):
     folder = stec.training.RunFolder.open(tmp_path / "run")
     assert [record["step"] for record in folder.metrics()] == [2, 4, 6, 8, 10, 12]
     assert json.loads((folder.path / "summary.json").read_text())["processes"] == 2
-    alone, _ = train("alone")
-    # Other batch norm statistics, other augmentations: not the same run, but as far in learning.
-    assert folder.metrics()[-1]["identity"] == pytest.approx(alone.metrics()[-1]["identity"], rel=0.1)
 
 
 @pytest.mark.slow

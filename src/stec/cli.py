@@ -45,6 +45,8 @@ Words = Annotated[
     typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe, and keys to change in it."),
 ]
 
+ELSEWHERE = ("device", "devices")  # keys that can change when a run is resumed
+
 
 @app.command()
 def pretrain(
@@ -59,8 +61,9 @@ def pretrain(
 ) -> None:
     """Trains an encoder. Without arguments: S-TEC on built-in data, in one to two minutes on two CPU cores."""
     auto = resume == Path("auto")
-    if resume is not None and words and not auto:
-        raise UserError("--resume takes the recipe and all keys from the run; leave out the other words")
+    if resume is not None and not auto and any(word.partition("=")[0] not in ELSEWHERE for word in words or []):
+        kept = "all keys from the run, but for device and devices"
+        raise UserError(f"--resume takes the recipe and {kept}; leave out the other words")
     if resume is not None and force:
         raise UserError("--resume continues a run, --force replaces it: choose one of them")
     recipe, config = _recipe_and_config(words or [])
@@ -80,7 +83,7 @@ def pretrain(
         folder = RunFolder.new(path, recipe, force)
     else:
         folder = RunFolder.open(resume)
-        config = _same_run(config, folder) if auto else folder.config()
+        config = _same_run(config, folder) if auto else load(str(folder.path / CONFIG), words or [])
     with Watcher(console) as watcher:
         summary = train(config, folder, watcher, resume is not None)
     if summary:
@@ -310,6 +313,7 @@ def main() -> None:
     logger.setLevel(logging.INFO)
     for chatty in ("lightning_fabric", "lightning.fabric"):  # the package itself sets its level when it is imported
         logging.getLogger(f"{chatty}.utilities.rank_zero").setLevel(logging.WARNING)
+        logging.getLogger(f"{chatty}.utilities.distributed").setLevel(logging.WARNING)
     # The compiler suggests TensorFloat32, and tells of its own decisions; crops and logits are kept exact on purpose.
     warnings.filterwarnings("ignore", module=r"torch\._inductor")
     signal.signal(signal.SIGTERM, _terminate)

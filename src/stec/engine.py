@@ -4,7 +4,8 @@
     loop.begin(resume=False)
     loop.run()
 
-Several processes: `torchrun --nproc-per-node 8 -m stec pretrain RECIPE devices=8`.
+Several processes: `stec pretrain RECIPE devices=8`, or `torchrun --nproc-per-node 8 -m stec pretrain RECIPE`.
+What a run computes does not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from stec.compiling import compile_network, compiles
 from stec.errors import Stopped, UserError
 from stec.faults import explained
 from stec.interruption import Interruption
+from stec.launching import launched
 from stec.networks.synchrony import synchronise_batch_norms
+from stec.processes import known_shares, shares
 from stec.replay import Replay
 from stec.reporter import Progress, Reporter
 from stec.run import RunFolder
@@ -29,8 +32,10 @@ from stec.task import Settings, Task
 
 try:
     from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments import LightningEnvironment
 except ImportError:  # the same code inside of the larger `lightning` package
     from lightning.fabric import Fabric  # type: ignore
+    from lightning.fabric.plugins.environments import LightningEnvironment  # type: ignore
 
 
 def make_fabric(config: Settings) -> Fabric:
@@ -39,10 +44,14 @@ def make_fabric(config: Settings) -> Fabric:
         raise UserError("device=cuda: no CUDA device is available here; use device=cpu or device=auto")
     cuda = config.device != "cpu" and torch.cuda.is_available()
     bf16 = config.precision == "bf16" or (config.precision == "auto" and cuda and torch.cuda.is_bf16_supported())
+    started = launched()
+    devices, machines = started or (config.devices, 1)
     fabric = Fabric(
         accelerator="cuda" if cuda else "cpu",
-        devices=config.devices,
+        devices=devices,
+        num_nodes=machines,
         precision="bf16-mixed" if bf16 else "32-true",
+        plugins=[] if started else [LightningEnvironment()],
     )
     fabric.launch()
     return fabric
@@ -56,15 +65,16 @@ class Loop:
         if config.batch_size > task.items:
             larger = f"batch_size={config.batch_size} is larger than the training set ({task.items} examples)"
             raise UserError(f"{larger}: lower batch_size")
-        if config.batch_size % fabric.world_size:
-            raise UserError(f"batch_size={config.batch_size} does not divide over {fabric.world_size} processes")
+        if config.batch_size < fabric.world_size:
+            raise UserError(f"batch_size={config.batch_size} is less than one example for each process: raise it")
+        self.shares = shares(config.batch_size, fabric.world_size)  # how many examples of a batch each process has
         # Rate and progress change from step to step on the device: the host never waits, and a step can be replayed.
         self.rate_now = torch.zeros((), device=fabric.device)
         self.progress = torch.zeros((), dtype=torch.float64, device=fabric.device)
         optimizer = task.optimizer(self.rate_now)
         alone, cuda = fabric.world_size == 1, fabric.device.type == "cuda"
-        if cuda and not alone:  # PyTorch has no synchronised batch norm for CPUs
-            synchronise_batch_norms(task.module, task.unsynchronised())
+        if not alone:
+            synchronise_batch_norms(task.module, task.unsynchronised(), cuda)
         self.prepare: Callable[..., tuple[Any, ...]] = task.prepare
         self.step_on_device: Callable[..., tuple[Tensor, ...]] = self._step
         if task.static and compiles(config.compile, fabric.device):
@@ -147,16 +157,17 @@ class Loop:
 
     def _batches(self) -> Iterator[tuple[Any, ...]]:
         """What is left of this process's share of an epoch, in an order that seed and epoch alone decide."""
-        seed, rank, world = self.config.seed, self.fabric.global_rank, self.fabric.world_size
+        seed, rank, size = self.config.seed, self.fabric.global_rank, self.config.batch_size
         epoch, done = divmod(self.step, self.steps_per_epoch)
         shuffle = torch.Generator().manual_seed(randomness.mix(seed, epoch))
         order = torch.randperm(self.task.items, generator=shuffle)
-        left = order[done * self.config.batch_size : self.steps_per_epoch * self.config.batch_size]
-        randomness.seed(randomness.mix(seed, epoch, rank + 1))  # the actions; a resumed run repeats them exactly
+        # The actions: a resumed run repeats them exactly. All processes draw the same, and each takes its rows.
+        randomness.seed(randomness.mix(seed, epoch, 1))
         if self.random is not None:
             randomness.restore(self.random, self.fabric.device)
             self.random = None
-        yield from self.task.batches(left[rank::world], self.config.batch_size // world)
+        left = order[: self.steps_per_epoch * size].view(-1, size)[done:]
+        yield from self.task.batches(left.split(self.shares, dim=1)[rank].flatten(), self.shares[rank])
 
     def train(self, batch: tuple[Any, ...]) -> None:
         """One step."""
@@ -168,7 +179,8 @@ class Loop:
 
     def _step(self, *batch: Any) -> tuple[Tensor, ...]:
         """All that the device does in a step: the task's metrics, and what its module shows."""
-        loss, *shown = self.model(*self.prepare(*batch))
+        with known_shares(self.shares):
+            loss, *shown = self.model(*self.prepare(*batch))
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
         self.optimizer.step()
@@ -202,7 +214,7 @@ class Loop:
             self.reporter.progress(progress)
 
     def _watch(self) -> dict[str, float]:
-        """The task's look at the last step in this process. What is wrong and outlasts the warm-up is noted once."""
+        """The task's look at the last step, in all processes. What is wrong and outlasts the warm-up is noted once."""
         measured, wrong = self.task.watch(*self.shown)
         if wrong and not self.warned and self.step > self.task.warmup:
             self.reporter.note(wrong)
@@ -248,11 +260,7 @@ class Loop:
     # --- checkpoints ---
 
     def _state(self) -> dict[str, Any]:
-        """All that the rest of the run depends on, in main memory. Every process has to call it."""
-        states = [randomness.capture(self.fabric.device)]
-        if self.fabric.world_size > 1:
-            states = states * self.fabric.world_size
-            torch.distributed.all_gather_object(states, states[0])
+        """All that the rest of the run depends on, in main memory."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -260,7 +268,7 @@ class Loop:
             "seconds": self.seconds,
             "unfetched": time.perf_counter() - self.since,
             "pending": torch.stack(self.pending) if self.pending else None,
-            "random": states,
+            "random": randomness.capture(self.fabric.device),  # the same in all processes
             "data_fingerprint": self.task.fingerprint,
         }
         return checkpoint.to_host(state)
@@ -325,6 +333,5 @@ class Loop:
         self.step, self.seconds, self.unfetched = int(state["step"]), state["seconds"], state["unfetched"]
         if state["pending"] is not None:
             self.pending = list(state["pending"].to(self.fabric.device))
-        # Other processes than before cannot go on with the numbers of these: they begin the epoch's anew.
-        if self.step % self.steps_per_epoch and len(state["random"]) == self.fabric.world_size:
-            self.random = state["random"][self.fabric.global_rank]
+        if self.step % self.steps_per_epoch:
+            self.random = state["random"]

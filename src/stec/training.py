@@ -6,7 +6,9 @@ summary = pretrain(config, folder, reporter)
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 from stec import data
 from stec.checkpoint import to_host
-from stec.config import Config
+from stec.config import Config, DataConfig
 from stec.data import DataSet
 from stec.encoder import Description
 from stec.engine import Fabric, Loop, Task, make_fabric
@@ -24,10 +26,11 @@ from stec.evaluation import health
 from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
-from stec.functional import masked_mean
+from stec.launching import failing_together
 from stec.method import Losses, Method, build, check_pairing, fix_settings
 from stec.networks.encoders import create_encoder, library_module
 from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
+from stec.processes import mean, shares
 from stec.reporter import Nobody, Reporter
 from stec.run import RunFolder
 from stec.views import ViewBatch, Views
@@ -61,8 +64,8 @@ class Trainee(nn.Module):
             labels = labels.repeat(2)
             labelled = labels >= 0
             each = F.cross_entropy(logits, labels.clamp(min=0), reduction="none")
-            measured["probe_loss"] = masked_mean(each, labelled)
-            measured["probe_accuracy"] = masked_mean((logits.argmax(dim=1) == labels).float(), labelled)
+            measured["probe_loss"] = mean(each, labelled)
+            measured["probe_accuracy"] = mean((logits.argmax(dim=1) == labels).float(), labelled)
             total = total + measured["probe_loss"]
         metrics = torch.stack([measured[name].detach() for name in self.metrics])
         return total, metrics, losses.features, losses.embeddings
@@ -78,9 +81,16 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     fabric = make_fabric(config)
     if not fabric.is_global_zero:
         reporter = Nobody()
+        logging.getLogger("stec").setLevel(logging.WARNING)  # what all have to say, the first does
     about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
     reporter.note(f"{about} -> {folder.path}")
-    dataset = data.load(config.data, fabric.device)
+    with failing_together(fabric):
+        return _pretrain(config, fabric, folder, reporter, resume)
+
+
+def _pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Reporter, resume: bool) -> dict[str, Any]:
+    with _one_writer(config.data, fabric):
+        dataset = data.load(config.data, fabric.device)
     classes = len(dataset.classes) if dataset.test is not None else 0
     _note_data(dataset, classes, reporter)
 
@@ -102,6 +112,12 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     summary |= {"data": dataset.name, "skipped_images": len(dataset.skipped)}
     folder.save_summary(summary)
     return summary
+
+
+def _one_writer(config: DataConfig, fabric: Fabric) -> AbstractContextManager[None]:
+    """Where loading writes, to a cache or what it downloads, the first process does so while the others wait."""
+    writes = config.cache is not None or config.download
+    return fabric.rank_zero_first() if writes else nullcontext()
 
 
 def _note_data(dataset: DataSet, classes: int, reporter: Reporter) -> None:
@@ -126,6 +142,8 @@ class Pretraining(Task):
         self.items, self.fingerprint = len(dataset.train), dataset.fingerprint
         self.units = 2 * config.batch_size
         self.warmup = round(config.optimizer.warmup_epochs * (self.items // config.batch_size))
+        if fabric.world_size > 1:
+            views.draw_for_all(shares(config.batch_size, fabric.world_size), fabric.global_rank)
 
     def batches(self, share: Tensor, size: int) -> Iterator[data.Batch]:
         """Images, their true sizes, and labels."""
@@ -162,7 +180,7 @@ class Pretraining(Task):
 
     def watch(self, *shown: Tensor) -> tuple[dict[str, float], str | None]:
         """Health of the features, and whether they collapse."""
-        measured = health.measure(*shown)
+        measured = health.measure(*(health.of_all_processes(views) for views in shown))
         return measured._asdict(), health.describe_collapse(measured) if measured.collapsed else None
 
     def publish(self, folder: RunFolder) -> Callable[[], None]:
