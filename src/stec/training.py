@@ -129,6 +129,10 @@ class Pretraining(Task):
         """Images, their true sizes, and labels."""
         return self.dataset.train.batches(share, size)
 
+    def order(self, shuffle: torch.Generator, processes: int) -> Tensor:
+        """As the images are quick to read."""
+        return self.dataset.train.order(shuffle, processes)
+
     def prepare(self, images: Tensor, sizes: Tensor, labels: Tensor) -> tuple[ViewBatch, Tensor]:
         """Acts."""
         return self.views(images, sizes).channels_last(), labels

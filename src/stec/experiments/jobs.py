@@ -13,9 +13,10 @@ import torch
 from stec.config import Config, load
 from stec.data import SOURCES
 from stec.errors import UserError, nearest
-from stec.experiments.book import STORED, Book, Run, locked, read_run
+from stec.experiments.book import STORED, Book, Run, read_run
 from stec.experiments.experiment import Cell, Experiment
 from stec.experiments.settings import NEUTRAL, differences, hash_of, settings_of
+from stec.locking import locked
 from stec.reporter import Reporter
 from stec.run import CHECKPOINT, SUMMARY, RunFolder
 from stec.training import pretrain

@@ -16,6 +16,7 @@ Settings = dict[str, Any]  # dotted key -> value
 NEUTRAL = frozenset(
     {
         "seed", "data.source", "data.root", "data.download", "data.resident", "data.workers", "data.cache",
+        "data.cache_gb", "data.test_root",
         "device", "devices", "compile", "log_every", "checkpoint_every", "baselines",
     }
 )  # fmt: skip
