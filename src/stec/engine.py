@@ -297,7 +297,7 @@ class Loop:
         """Continues from the last checkpoint, if there is one."""
         if not self.folder.checkpoint.exists():
             self.reporter.note("no checkpoint yet: starting from the beginning")
-            self.folder.forget_metrics_after(0)
+            self._forget_metrics()
             return
         state = self._state()
         try:
@@ -309,8 +309,12 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate_now  # loading has put another tensor in its place
         self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
-        self.folder.forget_metrics_after(self.step)
+        self._forget_metrics()
         self.reporter.note(f"resumed at epoch {self.epoch} of {self.config.epochs}")
+
+    def _forget_metrics(self) -> None:
+        if self.fabric.is_global_zero:  # the one that writes
+            self.folder.forget_metrics_after(self.step)
 
 
 def _mix(*numbers: int) -> int:

@@ -109,7 +109,7 @@ def _note_data(dataset: DataSet, classes: int, reporter: Reporter) -> None:
     size = f"{dataset.size} px"
     reporter.note(f"data: {dataset.name}, {len(dataset.train):,} images to train{test}, {size}, {labels}, {kept}")
     if dataset.skipped:
-        reporter.note(f"data: {len(dataset.skipped)} unreadable image(s) left out")
+        reporter.note(f"data: {len(dataset.skipped)} unreadable file(s) left out")
 
 
 class Pretraining(Task):

@@ -61,7 +61,7 @@ def load(config: DataConfig, device: torch.device) -> DataSet:
     needed = sum(len(part) for part in parts) * 3 * config.size**2
     resident = is_resident(config.resident, needed, device)
     workers = worker_count(config)
-    skipped: list[str] = []
+    skipped = list(found.skipped)
     if config.cache is not None:
         for i, part in enumerate(parts):
             if isinstance(part, FilePictures):

@@ -163,6 +163,7 @@ class Collection:
     train: Pictures
     test: Pictures | None  # labelled; None where there is none
     classes: tuple[str, ...]  # () when unlabelled
+    skipped: tuple[str, ...] = ()  # files that could not be opened
 
 
 class Failure(NamedTuple):

@@ -117,12 +117,13 @@ def open_shards(root: str, test_root: str | None, size: int, buffer: int, store:
     train_shards, test_shards = _find(root, "data.root")
     if test_root is not None:
         test_shards, _ = _find(test_root, "data.test_root")
-    train = _open(train_shards, size, buffer, store)
+    damaged: list[str] = []
+    train = _open(train_shards, size, buffer, store, damaged)
     name = f"shards:{root}"
     if not bool((train.labels >= 0).any()):
         logger.info("%s: the images have no labels: training without a probe", root)
-        return Collection(name, train, None, ())
-    test = _open(test_shards, size, buffer, store) if test_shards else None
+        return Collection(name, train, None, (), tuple(damaged))
+    test = _open(test_shards, size, buffer, store, damaged) if test_shards else None
     if test is not None and bool((test.labels < 0).any()):
         logger.info("%s: some test images have no label: training without a probe", test_root or root)
         test = None
@@ -130,7 +131,8 @@ def open_shards(root: str, test_root: str | None, size: int, buffer: int, store:
     highest = int(max(part.labels.max() for part in (train, test) if part is not None))
     if classes and highest >= len(classes):
         raise UserError(f"{root}: the highest label is {highest}, but {CLASSES} names {len(classes)} classes")
-    return Collection(name, train, test, classes or tuple(str(label) for label in range(highest + 1)))
+    classes = classes or tuple(str(label) for label in range(highest + 1))
+    return Collection(name, train, test, classes, tuple(damaged))
 
 
 def expand(pattern: str) -> list[str]:
@@ -175,8 +177,8 @@ def _some(shards: list[str], root: str, key: str) -> list[str]:
     return shards
 
 
-def _open(shards: Sequence[str], size: int, buffer: int, store: Store) -> ShardPictures:
-    """A damaged shard is named and left out, if there are few."""
+def _open(shards: Sequence[str], size: int, buffer: int, store: Store, skipped: list[str]) -> ShardPictures:
+    """A damaged shard is named, left out and added to `skipped`, if there are few."""
 
     def look(shard: str) -> Index | Failure:
         try:
@@ -195,6 +197,7 @@ def _open(shards: Sequence[str], size: int, buffer: int, store: Store) -> ShardP
         )
     for name, reason in damaged:
         logger.warning("cannot read the shard %s (%s): left out", name, reason)
+        skipped.append(name)
     whole = {shard: entry for shard, entry in found.items() if isinstance(entry, Index)}
     if not any(len(index.images) for index in whole.values()):
         raise UserError(f"{shards[0]}: no images in {len(shards)} shard(s)")

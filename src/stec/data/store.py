@@ -167,15 +167,17 @@ def _open_used(copy: Path) -> BinaryIO:
 def _index_of_file(path: Path) -> Index:
     beside = path.with_name(path.name + SUFFIX)
     try:
-        length = path.stat().st_size
-        found = Index.from_json(beside.read_bytes()) if beside.is_file() else None
-    except OSError as error:
-        raise DamagedError(error.strerror or str(error)) from None
-    if found is None or found.length != length:
+        shard = path.stat()
+        if beside.is_file() and beside.stat().st_mtime >= shard.st_mtime:
+            found = Index.from_json(beside.read_bytes())
+            if found is not None and found.length == shard.st_size:
+                return found
         with path.open("rb", buffering=0) as file:
             found = scan(file)
-        with suppress(OSError):  # in a folder of somebody else it is found out every time
-            _write(beside, found.to_json())
+    except OSError as error:
+        raise DamagedError(error.strerror or str(error)) from None
+    with suppress(OSError):  # in a folder of somebody else it is found out every time
+        _write(beside, found.to_json())
     return found
 
 
