@@ -117,10 +117,13 @@ def parse_place(text: str) -> tuple[str, Place]:
     return name, Place(source, root)
 
 
-def perform(job: Job, reporter: Reporter) -> None:
-    """Trains, or continues where an earlier attempt was interrupted; nothing to do where it had come to its end."""
+def perform(job: Job, reporter: Reporter, wait: bool = False) -> None:
+    """Trains, or continues where an earlier attempt was interrupted; nothing to do where it had come to its end.
+
+    Another process that is at work on the run is a mistake, or with `wait` somebody to wait for.
+    """
     job.path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(job.path.with_name(f".{job.path.name}.lock"), wait=False):
+    with locked(job.path.with_name(f".{job.path.name}.lock"), wait):
         if (job.path / SUMMARY).is_file():
             return
         interrupted = (job.path / CHECKPOINT).is_file()
