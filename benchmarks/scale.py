@@ -37,7 +37,7 @@ CHECK = ("resnet50-cifar", 32, 26_500)  # measured as well, and not used by the 
 # Assumed: what processes reach between GPUs of one machine (NVLink 4) and between machines (400 Gbit/s per GPU).
 GPUS_PER_NODE = 8
 NVLINK, NETWORK = 350e9, 40e9  # bytes per second and GPU
-NVLINK_LATENCY, NETWORK_LATENCY = 5e-6, 15e-6  # seconds per hop; log2(n) hops
+NVLINK_LATENCY, NETWORK_LATENCY = 3e-6, 8e-6  # seconds per hop; log2(n) hops
 HIDDEN = 0.6  # share of the encoder's time behind which DDP can exchange gradients: most of the backward pass
 
 
