@@ -204,7 +204,7 @@ def tables(views_per_second=None):
         rate = plan.batch / step(plan, per_view)["step"]
         nodes = math.ceil(plan.gpus / GPUS_PER_NODE)
         memory = loss_cost(plan.batch)[1] / 2**30
-        index = (20 + 16) * plan.images / 1e9  # bytes per image, in every process
+        index = (24 + 16) * plan.images / 1e9  # bytes per image, in every process
         yield (
             f"| {plan.name} | {plan.gpus:,} | {plan.images * plan.kilobytes / 1e9:,.2f} TB | {rate:,.0f} "
             f"| {rate * plan.kilobytes / 1e6 / nodes:,.2f} | {rate / plan.gpus * decode:,.1f} "

@@ -18,6 +18,8 @@ import pytest
 import torch
 import webdataset
 from braceexpand import braceexpand
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from served import serve
 
@@ -222,6 +224,41 @@ def test_a_shard_cut_anywhere_is_damaged(shards):
         assert length >= last or len(found.images) < images
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return (write_shards(tmp_path_factory.mktemp("whole"), 1, 4) / "train-000000.tar").read_bytes()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_bytes_are_an_index_or_damage(whole, data):
+    content = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(content) - 1))
+        piece = data.draw(st.binary(min_size=1, max_size=40))
+        content[start : start + len(piece)] = piece
+    content = content[: data.draw(st.integers(0, len(content)))]
+    try:
+        found = scan(io.BytesIO(bytes(content)))
+    except (DamagedError, UserError):
+        return
+    assert len(found.images) <= 4
+    assert Index.from_json(found.to_json()).images.tolist() == found.images.tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.floats() | st.integers() | st.text(),
+        lambda s: st.lists(s) | st.dictionaries(st.sampled_from(["length", "images", "x"]), s),
+    )
+)
+def test_any_json_is_an_index_or_none(content):
+    found = Index.from_json(json.dumps(content))
+    if found is not None:
+        assert (found.images[:, 0] + found.images[:, 1] <= found.length).all()
+
+
 @pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "header", "gone"])
 def test_a_damaged_shard_is_named(stec, shards, damage):
     path = shards / "train-000003.tar"
@@ -396,6 +433,12 @@ def test_a_shard_that_never_comes_is_named(shards, pattern, tmp_path, monkeypatc
     (shards / f"train-000001.tar{SUFFIX}").unlink()
     with pytest.raises(UserError, match=r"train-000001\.tar is damaged"):
         open_with(pattern.pattern, cache=str(tmp_path / "other"))
+
+
+def test_copies_need_a_folder(pattern, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"data\.cache=.*file/cache: shards cannot be kept there \(Not a directory\)"):
+        open_with(pattern.pattern, cache=str(tmp_path / "file" / "cache"))
 
 
 def test_a_store_reads_only_whole_pieces(shards, tmp_path):

@@ -45,12 +45,12 @@ class Index:
         """None if the text is no index, or one that points outside of its shard."""
         try:
             content = json.loads(text)
-            length, images = content["length"], np.array(content["images"], np.int64).reshape(-1, 3)
-        except (ValueError, TypeError, KeyError, OverflowError):
+            length, images = int(content["length"]), np.array(content["images"], np.int64).reshape(-1, 3)
+            start, size, label = images.T
+            inside = (start >= 0) & (size >= 0) & (start <= length) & (size <= length - start) & (label >= -1)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
-        start, size, label = images.T
-        inside = (start >= 0).all() and (size >= 0).all() and (start + size <= length).all() and (label >= -1).all()
-        return cls(length, images) if isinstance(length, int) and inside else None
+        return cls(length, images) if inside.all() else None
 
 
 def scan(file: BinaryIO) -> Index:
@@ -61,7 +61,7 @@ def scan(file: BinaryIO) -> Index:
         file.seek(tar.offset)
         end = file.read(_BLOCK)  # zeros, or nothing; tarfile itself stops at anything without a word
         length = file.seek(0, io.SEEK_END)
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from None
     if end.strip(b"\0") or len(end) not in (0, _BLOCK):
         raise DamagedError(f"no header where one should be, at byte {tar.offset}")
@@ -85,12 +85,12 @@ def _label(tar: tarfile.TarFile, parts: dict[str, tarfile.TarInfo]) -> int:
     elif "json" in parts:
         try:
             content = json.loads(_text(tar, parts["json"]))
-        except ValueError:
+        except (ValueError, RecursionError):
             content = None
         label = content.get("label", -1) if isinstance(content, dict) else -1
     try:
-        number = int(label)
-    except (ValueError, TypeError):
+        number = int(str(label))
+    except ValueError:
         number = -2
     if not -1 <= number < 2**31:
         name = parts["cls" if "cls" in parts else "json"].name

@@ -45,7 +45,7 @@ class ShardPictures:
         self.shards = tuple(shards)
         self.ends = np.cumsum([len(index.images) for index in indices])
         table = np.concatenate([index.images for index in indices])
-        self.starts, self.lengths = table[:, 0].copy(), table[:, 1].astype(np.int32)
+        self.starts, self.lengths = table[:, 0].copy(), table[:, 1].copy()
         self.labels = torch.from_numpy(table[:, 2].copy())
         self.store, self.size, self.buffer = store, size, buffer
 
@@ -117,6 +117,8 @@ def open_shards(root: str, test_root: str | None, size: int, buffer: int, store:
     train_shards, test_shards = _find(root, "data.root")
     if test_root is not None:
         test_shards, _ = _find(test_root, "data.test_root")
+    if any(map(is_address, [*train_shards, *test_shards])):
+        store.prepare()
     damaged: list[str] = []
     train = _open(train_shards, size, buffer, store, damaged)
     name = f"shards:{root}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import logging
 import os
 import shutil
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +17,7 @@ from typing import BinaryIO
 
 from stec.data.decoding import UnreadableError
 from stec.data.shard_index import SUFFIX, DamagedError, Index, scan
+from stec.errors import UserError
 from stec.locking import locked
 
 logger = logging.getLogger("stec")
@@ -40,6 +43,15 @@ class Store:
         self.folder = folder
         self.limit = limit
         self._lost: dict[str, str] = {}  # shards that could not be had, and why: they are not asked for again
+
+    def prepare(self) -> None:
+        """Makes the folder; UserError if copies cannot be written there."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            raise UserError(f"data.cache={self.folder}: shards cannot be kept there ({error.strerror})") from None
 
     def read(self, shard: str, start: int, length: int) -> bytes:
         """A piece of a shard; UnreadableError if it cannot be had."""
@@ -86,7 +98,6 @@ class Store:
             pass
         if shard in self._lost:
             raise DownloadError(self._lost[shard])
-        self.folder.mkdir(parents=True, exist_ok=True)
         with locked(copy.with_name(f".{copy.name}.lock")):
             with suppress(FileNotFoundError):
                 return _open_used(copy)  # another process was faster
@@ -132,7 +143,7 @@ def get(address: str) -> bytes:
     try:
         with urllib.request.urlopen(address, timeout=_TIMEOUT) as answer:
             return answer.read()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise DownloadError(f"{address}: {error}") from None
 
 
@@ -146,15 +157,21 @@ def download(address: str, path: Path) -> None:
             if length is None or path.stat().st_size == int(length):
                 return
             reason = f"{path.stat().st_size:,} of {int(length):,} bytes came"
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             reason = str(error)
-            refused = isinstance(error, urllib.error.HTTPError) and error.code < 500
-            if refused or not isinstance(error, urllib.error.URLError | ConnectionError | TimeoutError):
-                break  # also what concerns this machine alone, such as a full disk
+            if not _may_pass(error):
+                break
         if pause is not None:
             logger.info("%s: %s; trying again", address, reason)
             time.sleep(pause)
     raise DownloadError(f"{address}: {reason}")
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether trying again may help: not where the server says no, nor where this machine has no room."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code >= 500
+    return isinstance(error, urllib.error.URLError | ConnectionError | TimeoutError | http.client.HTTPException)
 
 
 def _open_used(copy: Path) -> BinaryIO:
