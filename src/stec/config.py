@@ -33,7 +33,7 @@ class DataConfig:
     cache: str | None = None  # folder where decoded image files are kept, so that each is decoded only once
     cache_gb: float = 100.0  # shards behind addresses only: gigabytes of them that are kept in `cache` at most
     test_root: str | None = None  # shards only: those to test on, where they are not in the folder `root`
-    buffer: int = 10_000  # shards only: how many images long the buffer is in which they are shuffled
+    buffer: int = 65_536  # shards only: how many images long the buffer is in which they are shuffled
     train_images: int = 3000  # shapes only
     test_images: int = 1000  # shapes only
 

@@ -74,8 +74,8 @@ class Task(ABC):
     def batches(self, share: Tensor, size: int) -> Iterator[tuple[Any, ...]]:
         """The examples with these numbers, on the device, `size` at a time."""
 
-    def order(self, shuffle: torch.Generator, processes: int) -> Tensor:
-        """The numbers of all examples in the order of an epoch; process r of n takes the places r, r + n, ..."""
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """The numbers of all examples in the order of an epoch. A process takes neighbours out of each batch."""
         return torch.randperm(self.items, generator=shuffle)
 
     def prepare(self, *batch: Any) -> tuple[Any, ...]:
@@ -188,10 +188,11 @@ class Loop:
         """This process's share of an epoch, in an order that seed and epoch alone decide."""
         seed, rank, world = self.config.seed, self.fabric.global_rank, self.fabric.world_size
         shuffle = torch.Generator().manual_seed(_mix(seed, self.epoch))
-        order = self.task.order(shuffle, world)
+        order = self.task.order(shuffle, self.config.batch_size)
         torch.manual_seed(_mix(seed, self.epoch, rank + 1))  # the actions; a resumed run repeats them exactly
-        share = order[: self.steps_per_epoch * self.config.batch_size][rank::world]
-        yield from self.task.batches(share, self.config.batch_size // world)
+        each = self.config.batch_size // world
+        share = order[: self.steps_per_epoch * self.config.batch_size].view(-1, world, each)[:, rank].flatten()
+        yield from self.task.batches(share, each)
 
     def train(self, batch: tuple[Any, ...]) -> None:
         """One step."""

@@ -129,9 +129,9 @@ class Pretraining(Task):
         """Images, their true sizes, and labels."""
         return self.dataset.train.batches(share, size)
 
-    def order(self, shuffle: torch.Generator, processes: int) -> Tensor:
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
         """As the images are quick to read."""
-        return self.dataset.train.order(shuffle, processes)
+        return self.dataset.train.order(shuffle, batch_size)
 
     def prepare(self, images: Tensor, sizes: Tensor, labels: Tensor) -> tuple[ViewBatch, Tensor]:
         """Acts."""

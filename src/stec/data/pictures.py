@@ -44,8 +44,8 @@ class Pictures(Protocol):
     def encoded(self, index: int) -> Encoded:
         """The image as a file, with nothing lost; UnreadableError if there is none."""
 
-    def order(self, shuffle: torch.Generator, processes: int) -> Tensor:
-        """All indices in an order for one epoch, in which process r of n takes the places r, r + n, ..."""
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """All indices in an order for one epoch. Those that a process takes of each batch are neighbours in it."""
 
 
 class ArrayPictures:
@@ -92,7 +92,7 @@ class ArrayPictures:
         Image.fromarray(np.ascontiguousarray(self.array[index])).save(file, "PNG")
         return Encoded(file.getvalue(), "png")
 
-    def order(self, shuffle: torch.Generator, processes: int) -> Tensor:
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
         """Any order is as likely."""
         return torch.randperm(len(self), generator=shuffle)
 
@@ -150,7 +150,7 @@ class FilePictures:
         except OSError as error:
             raise UnreadableError(f"{type(error).__name__}: {error}") from None
 
-    def order(self, shuffle: torch.Generator, processes: int) -> Tensor:
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
         """Any order is as likely."""
         return torch.randperm(len(self), generator=shuffle)
 

@@ -25,6 +25,7 @@ from stec.errors import UserError
 
 logger = logging.getLogger("stec")
 
+LANES = 64  # shards that are read at once, by all processes together
 _THREADS = 16  # that ask for indices
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -38,7 +39,7 @@ class ShardPictures:
         indices: of each.
         store: through which they are read.
         size: the side to which images are squashed.
-        buffer: how many places shuffling moves an image at most, counted in the shuffled shards.
+        buffer: of the shuffling, in images, for all lanes together; see `order`.
     """
 
     def __init__(self, shards: Sequence[str], indices: Sequence[Index], store: Store, size: int, buffer: int) -> None:
@@ -85,22 +86,25 @@ class ShardPictures:
         for array in (self.ends, self.starts, self.lengths, self.labels.numpy()):
             yield array.tobytes()
 
-    def order(self, shuffle: torch.Generator, processes: int) -> Tensor:
-        """Shard after shard in random order, their images mixed within the buffer, every process in shards of its own.
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """Shard after shard in random order, every place of a batch in its own part of them, mixed within the buffer.
 
-        The shuffled shards are one long row of images, and every process takes an equal part of it: at most one shard
-        more than there are processes is read by two of them.
+        The shuffled shards are one long row of images, which is cut into lanes. Each lane fills the same places of all
+        batches, so that processes, which take neighbouring places, read shards of their own, however many they are.
         """
-        count = len(self)
         starts = np.concatenate([[0], self.ends[:-1]])
         chosen = torch.randperm(len(self.shards), generator=shuffle)
         row = torch.cat([torch.arange(starts[shard], self.ends[shard]) for shard in chosen.tolist()])
-        each = count // processes
-        parts = []
-        for part in row[: each * processes].view(processes, each):
-            moved = torch.arange(each) + self.buffer * torch.rand(each, generator=shuffle, dtype=torch.float64)
-            parts.append(part[moved.argsort()])
-        return torch.cat([torch.stack(parts, dim=1).flatten(), row[each * processes :]])
+        row = row.roll(int(torch.randint(len(row), (), generator=shuffle)))  # lanes begin anywhere in a shard
+        steps, lanes = len(self) // batch_size, min(LANES, batch_size)
+        parts, used = [], 0
+        for lane in range(lanes):
+            width = batch_size // lanes + (lane < batch_size % lanes)
+            part = row[used : used + steps * width]
+            moved = torch.arange(len(part)) + self.buffer / lanes * torch.rand(len(part), generator=shuffle).double()
+            parts.append(part[moved.argsort()].view(steps, width))
+            used += len(part)
+        return torch.cat([torch.cat(parts, dim=1).flatten(), row[used:]])
 
 
 def open_shards(root: str, test_root: str | None, size: int, buffer: int, store: Store) -> Collection:

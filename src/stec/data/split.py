@@ -41,8 +41,8 @@ class Split(Protocol):
     def batches(self, order: Tensor, batch_size: int, drop_last: bool = True) -> Iterator[Batch]:
         """The images `order` (int64 (M,), cpu) names, in that order, on the device."""
 
-    def order(self, shuffle: torch.Generator, processes: int) -> Tensor:
-        """All images in an order for one epoch, in which process r of n takes the places r, r + n, ..."""
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """All images in an order for one epoch. Those that a process takes of each batch are neighbours in it."""
 
 
 class ResidentSplit:
@@ -63,7 +63,7 @@ class ResidentSplit:
         for chosen in _cut(order, batch_size, drop_last):
             yield Batch(self.images[chosen], self.sizes[chosen], self._device_labels[chosen])
 
-    def order(self, shuffle: torch.Generator, processes: int) -> Tensor:
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
         """Any order is as likely."""
         return torch.randperm(len(self), generator=shuffle)
 
@@ -98,9 +98,9 @@ class StreamedSplit:
             labels = self.labels[block.indices]
             yield Batch(*(t.to(self._device, non_blocking=True) for t in (block.images, block.sizes, labels)))
 
-    def order(self, shuffle: torch.Generator, processes: int) -> Tensor:
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
         """As it is quick to read."""
-        return self._pictures.order(shuffle, processes)
+        return self._pictures.order(shuffle, batch_size)
 
     def _note(self, failures: Iterable[Failure]) -> None:
         new = {failure.name: failure for failure in failures if failure.name not in self._failed}
