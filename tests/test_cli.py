@@ -185,7 +185,7 @@ def test_a_tenth_of_broken_images_is_fatal_and_one_is_named(stec, tmp_path):
     code, out, _ = stec("pretrain", *words)
     assert code == 0
     assert "007.png" in out
-    assert "1 unreadable image" in out
+    assert "1 unreadable file" in out
     for i in range(12):
         (tmp_path / f"pictures/{i:03d}.png").write_bytes(b"not a picture")
     refused(stec("pretrain", *words, "--out", "second"), "more than 1 % of 120 images")

@@ -17,11 +17,13 @@ import typer
 from rich.logging import RichHandler
 from rich.markup import escape
 
-from stec.commands import experiments, use
+from stec.commands import data, experiments, use
 from stec.commands.screen import console
 from stec.commands.screen import hint as _hint
 from stec.commands.screen import make_table as _table
 from stec.commands.screen import show_list as _list
+from stec.commands.words import Words
+from stec.commands.words import recipe_and_config as _recipe_and_config
 from stec.config import Config, load, read_recipe, recipe_names, to_yaml
 from stec.errors import Stopped, UserError
 from stec.faults import describe
@@ -39,11 +41,6 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Self-supervised learning through efference copies: act, keep a copy of the action, and learn to infer it.",
 )  # fmt: skip
-
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe, and keys to change in it."),
-]
 
 ELSEWHERE = ("device", "devices")  # keys that can change when a run is resumed
 
@@ -104,34 +101,6 @@ def methods() -> None:
 
     _list({name: pairing.about for name, pairing in METHODS.items()})
     _hint("stec pretrain method=NAME trains with one")
-
-
-@app.command("data")
-def data_command(
-    words: Words = None,
-) -> None:
-    """Lists the data sources; with a recipe or keys, prepares that data and describes it."""
-    from stec import data
-
-    if not words:
-        _list(data.SOURCES)
-        _hint("stec data folder data.root=PATH checks and describes your own images")
-        return
-    import torch
-
-    _, config = _recipe_and_config(words)
-    dataset = data.load(config.data, torch.device("cpu"))
-    table = _table("", "")
-    table.add_row("name", dataset.name)
-    table.add_row("to train", f"{len(dataset.train):,} images, {int((dataset.train.labels >= 0).sum()):,} labelled")
-    table.add_row("to test", f"{len(dataset.test):,} images" if dataset.test is not None else "none")
-    table.add_row(
-        "classes", f"{len(dataset.classes)}: {', '.join(dataset.classes[:10])}" if dataset.classes else "none"
-    )
-    table.add_row("kept at", f"{dataset.size} x {dataset.size} px, {'in memory' if dataset.resident else 'streamed'}")
-    table.add_row("unreadable", str(len(dataset.skipped)))
-    table.add_row("fingerprint", dataset.fingerprint)
-    console.print(table)
 
 
 @app.command()
@@ -264,16 +233,9 @@ def report(
     console.print(f"{page}: {size}, opens in any browser", highlight=False, soft_wrap=True, markup=False)
 
 
+app.add_typer(data.app, name="data")
 app.add_typer(use.app)  # probe, embed, neighbors, export
 app.add_typer(experiments.app)  # experiment, results
-
-
-def _recipe_and_config(words: list[str]) -> tuple[str, Config]:
-    names = [word for word in words if "=" not in word]
-    if len(names) > 1:
-        raise UserError(f"more than one recipe: {', '.join(names)}; everything else is key=value")
-    recipe = names[0] if names else "default"
-    return recipe, load(recipe, [word for word in words if "=" in word])
 
 
 def _same_run(config: Config, folder: RunFolder) -> Config:

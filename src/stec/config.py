@@ -24,13 +24,16 @@ from stec.errors import UserError, nearest
 class DataConfig:
     """Which images, from where, kept at which size."""
 
-    source: str = "shapes"  # shapes, arrays, folder, cifar10, cifar100, stl10, imagenet
+    source: str = "shapes"  # shapes, arrays, folder, cifar10, cifar100, stl10, imagenet, shards
     root: str | None = None  # where the files are; `shapes` needs none
     size: int = 32  # side in pixels at which an image is kept (non-square images remember their true size)
     download: bool = False  # let torchvision download CIFAR and STL-10 into root
     resident: str = "auto"  # auto: keep all images on the training device if they fit; always; never (stream)
     workers: int = 8  # processes that decode images when streaming
     cache: str | None = None  # folder where decoded image files are kept, so that each is decoded only once
+    cache_gb: float = 100.0  # shards behind addresses only: gigabytes of them that are kept in `cache` at most
+    test_root: str | None = None  # shards only: those to test on, where they are not in the folder `root`
+    buffer: int = 65_536  # shards only: how many images long the buffer is in which they are shuffled
     train_images: int = 3000  # shapes only
     test_images: int = 1000  # shapes only
 
@@ -271,7 +274,7 @@ def _tuples(config: Any) -> Any:
 
 
 _CHOICES = {
-    "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet"),
+    "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet", "shards"),
     "data.resident": ("auto", "always", "never"),
     "manipulation.readout": ("classification", "regression"),
     "manipulation.bins": ("uniform", "quantile"),
@@ -285,7 +288,7 @@ _AT_LEAST = {
     "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "checkpoint_minutes": 0,
     "lambda_manip": 0, "lambda_turn": 0, "turn.hidden": 1,
     "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
-    "views.small": 0, "views.small_size": 4,
+    "data.cache_gb": 0, "data.buffer": 1, "views.small": 0, "views.small_size": 4,
     "identity.hidden": 1, "identity.output": 1, "identity.alpha": 0, "identity.queue": 1,
     "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
     "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0, "optimizer.momentum": 0,

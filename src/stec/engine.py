@@ -160,7 +160,7 @@ class Loop:
         seed, rank, size = self.config.seed, self.fabric.global_rank, self.config.batch_size
         epoch, done = divmod(self.step, self.steps_per_epoch)
         shuffle = torch.Generator().manual_seed(randomness.mix(seed, epoch))
-        order = torch.randperm(self.task.items, generator=shuffle)
+        order = self.task.order(shuffle, size)
         # The actions: a resumed run repeats them exactly. All processes draw the same, and each takes its rows.
         randomness.seed(randomness.mix(seed, epoch, 1))
         if self.random is not None:

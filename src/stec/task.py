@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -40,9 +41,7 @@ class Settings(Protocol):
 class Task(ABC):
     """What a loop trains: a module with its loss, the examples that it learns from, and how it is optimised."""
 
-    module: (
-        nn.Module
-    )  # all that has weights: prepared batch -> the loss, `metrics` as one tensor, what `watch` is shown
+    module: nn.Module  # all that has weights; a prepared batch -> the loss, `metrics` as one tensor, what `watch` sees
     metrics: tuple[str, ...]  # what the module measures in every step; the loss comes first
     items: int  # examples to train on
     fingerprint: str  # of these; a run is resumed with the same ones only
@@ -57,6 +56,10 @@ class Task(ABC):
 
         A run that continues in the middle of an epoch is given those that are left.
         """
+
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """The numbers of all examples in the order of an epoch. A process takes neighbours out of each batch."""
+        return torch.randperm(self.items, generator=shuffle)
 
     def prepare(self, *batch: Any) -> tuple[Any, ...]:
         """What the device does to a batch before the module sees it."""

@@ -127,7 +127,7 @@ def _note_data(dataset: DataSet, classes: int, reporter: Reporter) -> None:
     size = f"{dataset.size} px"
     reporter.note(f"data: {dataset.name}, {len(dataset.train):,} images to train{test}, {size}, {labels}, {kept}")
     if dataset.skipped:
-        reporter.note(f"data: {len(dataset.skipped)} unreadable image(s) left out")
+        reporter.note(f"data: {len(dataset.skipped)} unreadable file(s) left out")
 
 
 class Pretraining(Task):
@@ -148,6 +148,10 @@ class Pretraining(Task):
     def batches(self, share: Tensor, size: int) -> Iterator[data.Batch]:
         """Images, their true sizes, and labels."""
         return self.dataset.train.batches(share, size)
+
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """As the images are quick to read."""
+        return self.dataset.train.order(shuffle, batch_size)
 
     def prepare(self, images: Tensor, sizes: Tensor, labels: Tensor) -> tuple[ViewBatch, Tensor]:
         """Acts."""

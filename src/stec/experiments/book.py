@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -15,13 +11,14 @@ from typing import Any
 from stec.config import load, recipe_names
 from stec.errors import UserError
 from stec.experiments.settings import Settings, differences, hash_of, settings_of
+from stec.locking import locked
 from stec.run import SUMMARY, RunFolder, replacing
 
 POINTS = 100  # of a learning curve that are kept
 CURVES = (
     "identity", "identity_accuracy", "manipulation", "manipulation_accuracy", "turn", "turn_accuracy", "probe_accuracy",
 )  # fmt: skip
-STORED = ("arrays", "folder")  # sources that hold any images
+STORED = ("arrays", "folder", "shards")  # sources that hold any images
 
 
 @dataclass(frozen=True)
@@ -133,17 +130,3 @@ def thin(metrics: list[dict[str, Any]]) -> dict[str, list[float]]:
     chosen = metrics[::-step][::-1]
     names = [name for name in ("epoch", *CURVES) if metrics and name in metrics[-1]]
     return {name: [float(f"{line[name]:.4g}") for line in chosen] for name in names}
-
-
-@contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Holds a folder, or a file made for it, alone; the system lets it go when the process ends, however it ends."""
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise UserError(f"another process is at work on this run ({path} is locked)") from None
-        yield
-    finally:
-        os.close(handle)

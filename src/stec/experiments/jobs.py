@@ -13,9 +13,10 @@ import torch
 from stec.config import Config, load
 from stec.data import SOURCES
 from stec.errors import UserError, nearest
-from stec.experiments.book import STORED, Book, Run, locked, read_run
+from stec.experiments.book import STORED, Book, Run, read_run
 from stec.experiments.experiment import Cell, Experiment
 from stec.experiments.settings import NEUTRAL, differences, hash_of, settings_of
+from stec.locking import locked
 from stec.reporter import Reporter
 from stec.run import CHECKPOINT, SUMMARY, RunFolder
 from stec.training import pretrain
@@ -116,10 +117,13 @@ def parse_place(text: str) -> tuple[str, Place]:
     return name, Place(source, root)
 
 
-def perform(job: Job, reporter: Reporter) -> None:
-    """Trains, or continues where an earlier attempt was interrupted; nothing to do where it had come to its end."""
+def perform(job: Job, reporter: Reporter, wait: bool = False) -> None:
+    """Trains, or continues where an earlier attempt was interrupted; nothing to do where it had come to its end.
+
+    Another process that is at work on the run is a mistake, or with `wait` somebody to wait for.
+    """
     job.path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(job.path.with_name(f".{job.path.name}.lock"), wait=False):
+    with locked(job.path.with_name(f".{job.path.name}.lock"), wait):
         if (job.path / SUMMARY).is_file():
             return
         interrupted = (job.path / CHECKPOINT).is_file()

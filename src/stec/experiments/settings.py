@@ -16,8 +16,8 @@ Settings = dict[str, Any]  # dotted key -> value
 NEUTRAL = frozenset(
     {
         "seed", "data.source", "data.root", "data.download", "data.resident", "data.workers", "data.cache",
-        "device", "devices", "compile", "log_every", "checkpoint_every",
-        "checkpoint_minutes", "baselines",
+        "data.cache_gb", "data.test_root",
+        "device", "devices", "compile", "log_every", "checkpoint_every", "checkpoint_minutes", "baselines",
     }
 )  # fmt: skip
 
