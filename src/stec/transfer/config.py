@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stec.config import load_as, read_recipe
+from stec.config import load_as
 from stec.errors import UserError, nearest
 
 FOLDER = "transfer"  # of these recipes, among all
@@ -97,9 +98,18 @@ def load_transfer(recipe: str, words: Sequence[str] = ()) -> TransferConfig:
     return config
 
 
-def about_recipe(recipe: str) -> str:
-    """The one line that describes it."""
-    return str(read_recipe(recipe, FOLDER).get("about", ""))
+def recipe_and_config(task: str, start: str, words: Sequence[str]) -> tuple[str, TransferConfig]:
+    """A recipe's name and its config, from words of which one may name it; without one, the built-in scenes."""
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1:
+        raise UserError(f"more than one recipe: {', '.join(names)}; everything else is key=value")
+    recipe = names[0] if names else f"shapes-{task}"
+    config = load_transfer(recipe, [word for word in words if "=" in word])
+    if config.task != task:
+        raise UserError(f"recipe '{recipe}' is for {config.task}, not for {task}")
+    return recipe, dataclasses.replace(config, start=start)
+
+
 
 
 def is_transfer(path: Path) -> bool:
