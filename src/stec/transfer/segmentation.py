@@ -53,8 +53,8 @@ class Segmenter(nn.Module):
         logits = self.logits(images)
         counted = masks != VOID
         each = F.cross_entropy(logits, torch.where(counted, masks, 0), reduction="none")
-        loss = masked_mean(each, counted)
-        right = masked_mean((logits.argmax(dim=1) == masks).float(), counted)
+        loss = masked_mean(each.flatten(), counted.flatten())
+        right = masked_mean((logits.argmax(dim=1) == masks).float().flatten(), counted.flatten())
         return loss, torch.stack([loss.detach(), right])
 
 
