@@ -159,10 +159,10 @@ def _read(entry: Entry, classes: Sequence[str], side: int, detects: bool) -> tup
             values = _read_mask(entry.annotation, len(classes))
             if values.shape != (height, width):
                 raise UnreadableError(f"a mask of {values.shape[1]} x {values.shape[0]} for {width} x {height} pixels")
-            mask = np.asarray(Image.fromarray(values).resize(size, Image.Resampling.NEAREST))
+            mask = np.array(Image.fromarray(values).resize(size, Image.Resampling.NEAREST))
     except UnreadableError as error:
         return Failure(str(blamed), str(error))
-    pixels = np.asarray(picture if shrink == 1 else picture.resize(size, Image.Resampling.BILINEAR))
+    pixels = np.array(picture if shrink == 1 else picture.resize(size, Image.Resampling.BILINEAR))
     return Scene(pixels, boxes, labels, difficult, mask), flat
 
 
