@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stec.config import load_as
+from stec import config
+from stec.config import Config
 from stec.errors import UserError, nearest
+from stec.run import CONFIG
 
 FOLDER = "transfer"  # of these recipes, among all
 TASKS = ("detection", "segmentation")
@@ -93,9 +95,9 @@ class TransferConfig:
 
 def load_transfer(recipe: str, words: Sequence[str] = ()) -> TransferConfig:
     """A recipe for a transfer (its name, or the path of a YAML file) with `key=value` words laid over it."""
-    config: TransferConfig = load_as(TransferConfig, recipe, words, FOLDER)
-    _check(config)
-    return config
+    loaded: TransferConfig = config.load_as(TransferConfig, recipe, words, FOLDER)
+    _check(loaded)
+    return loaded
 
 
 def recipe_and_config(task: str, start: str, words: Sequence[str]) -> tuple[str, TransferConfig]:
@@ -104,17 +106,29 @@ def recipe_and_config(task: str, start: str, words: Sequence[str]) -> tuple[str,
     if len(names) > 1:
         raise UserError(f"more than one recipe: {', '.join(names)}; everything else is key=value")
     recipe = names[0] if names else f"shapes-{task}"
-    config = load_transfer(recipe, [word for word in words if "=" in word])
-    if config.task != task:
-        raise UserError(f"recipe '{recipe}' is for {config.task}, not for {task}")
-    return recipe, dataclasses.replace(config, start=start)
+    loaded = load_transfer(recipe, [word for word in words if "=" in word])
+    if loaded.task != task:
+        raise UserError(f"recipe '{recipe}' is for {loaded.task}, not for {task}")
+    return recipe, dataclasses.replace(loaded, start=start)
 
 
 
 
-def is_transfer(path: Path) -> bool:
-    """Whether a run's config.yaml is that of a transfer."""
-    return any(line.startswith("task:") for line in path.read_text().splitlines())
+def recipe_names() -> list[str]:
+    """The recipes for transfers."""
+    return config.recipe_names(FOLDER)
+
+
+def is_transfer(run: Path) -> bool:
+    """Whether a run folder is that of a transfer."""
+    path = run / CONFIG
+    return path.is_file() and any(line.startswith("task:") for line in path.read_text().splitlines())
+
+
+def load_run(run: Path) -> Config | TransferConfig:
+    """The config of a run folder, whatever it trained."""
+    path = str(run / CONFIG)
+    return load_transfer(path) if is_transfer(run) else config.load(path)
 
 
 _CHOICES = {
@@ -135,11 +149,11 @@ _AT_LEAST = {
 }  # fmt: skip
 
 
-def _check(config: TransferConfig) -> None:
+def _check(given: TransferConfig) -> None:
     """Refuses values that make no sense."""
 
     def value_of(key: str) -> Any:
-        value: Any = config
+        value: Any = given
         for name in key.split("."):
             value = getattr(value, name)
         return value
@@ -152,17 +166,17 @@ def _check(config: TransferConfig) -> None:
         require(value_of(key) in choices, key, nearest(str(value_of(key)), choices))
     for key, least in _AT_LEAST.items():
         require(value_of(key) >= least, key, f"must be at least {least}")
-    require(config.data.size % 32 == 0, "data.size", "must be a multiple of 32")
+    require(given.data.size % 32 == 0, "data.size", "must be a multiple of 32")
     for key in ("detection.sides", "detection.test_side"):
         sides = value_of(key) if key.endswith("s") else (value_of(key),)
         require(all(side % 32 == 0 and side >= 0 for side in sides), key, "must be multiples of 32")
-    require(bool(config.detection.anchors), "detection.anchors", "needs at least one side")
-    scale = config.segmentation.scale
+    require(bool(given.detection.anchors), "detection.anchors", "needs at least one side")
+    scale = given.segmentation.scale
     require(len(scale) == 2 and 0 < scale[0] <= scale[1], "segmentation.scale", "needs 0 < low <= high, as [0.5,2.0]")
-    require(all(0 < part < 1 for part in config.optimizer.drops), "optimizer.drops", "are parts of the run, 0 to 1")
-    require(config.optimizer.momentum < 1, "optimizer.momentum", "must be below 1")
-    require(config.optimizer.warmup_epochs <= config.epochs, "optimizer.warmup_epochs", "is longer than the run")
-    if config.data.source == "voc":
-        require(config.data.root is not None, "data.root", "say where the images lie: data.root=PATH")
+    require(all(0 < part < 1 for part in given.optimizer.drops), "optimizer.drops", "are parts of the run, 0 to 1")
+    require(given.optimizer.momentum < 1, "optimizer.momentum", "must be below 1")
+    require(given.optimizer.warmup_epochs <= given.epochs, "optimizer.warmup_epochs", "is longer than the run")
+    if given.data.source == "voc":
+        require(given.data.root is not None, "data.root", "say where the images lie: data.root=PATH")
         for key in ("data.train", "data.test"):
             require(bool(value_of(key)), key, "needs an image set, such as [VOC2012/train]")
