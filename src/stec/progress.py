@@ -66,7 +66,9 @@ def describe(progress: Progress) -> str:
             parts.append(f"{name} {value:.2f} ({100 * m[f'{name}_accuracy']:.0f} %)")
         elif whole != name and whole not in m:
             parts.append(f"{whole} {100 * value:.0f} %")
-    parts += [f"{value:,.0f} {name.removesuffix('_per_second')}/s" for name, value in m.items() if "_per_second" in name]
+    parts += [
+        f"{value:,.0f} {name.removesuffix('_per_second')}/s" for name, value in m.items() if "_per_second" in name
+    ]
     seconds = (progress.steps - progress.step) * progress.seconds / progress.step
     parts.append("done" if progress.step == progress.steps else f"{clock(seconds)} left")
     return "  ".join(parts)

@@ -78,7 +78,8 @@ def test_losses_and_boxes_are_those_of_torchvisions_faster_rcnn():
     listed = [image[:, :h, :w] for image, (h, w) in zip(images, sizes, strict=True)]
     targets = [{"boxes": boxes[i, :n], "labels": labels[i, :n]} for i, n in enumerate(counts)]
 
-    ours.train(), theirs.train()
+    ours.train()
+    theirs.train()
     torch.manual_seed(5)
     mine = ours.losses(images, boxes, labels, sizes, counts)
     torch.manual_seed(5)  # both sample anchors and regions at random
@@ -93,7 +94,8 @@ def test_losses_and_boxes_are_those_of_torchvisions_faster_rcnn():
     torch.testing.assert_close(loss, weighted)
     torch.testing.assert_close(values[0], weighted.detach())
 
-    ours.eval(), theirs.eval()
+    ours.eval()
+    theirs.eval()
     with torch.no_grad():
         found, known = ours.detect(images, sizes), theirs(listed)
     assert any(len(image["boxes"]) for image in known)
@@ -128,7 +130,7 @@ def test_all_layers_are_trained_and_all_batch_norms_move():
     loss.backward()
     for name, norm in norms.items():
         assert not torch.equal(norm.running_mean, before[name]), name
-        assert norm.weight.grad is not None and norm.weight.grad.abs().sum() > 0 or "bn2" not in name, name
+        assert norm.weight.grad is not None, name
 
 
 def test_images_without_objects_train_too():

@@ -69,7 +69,7 @@ def test_an_interrupted_transfer_ends_as_if_it_had_never_stopped(task, tmp_path)
 def test_a_run_leaves_numbers_by_class_and_a_sheet(tmp_path):
     folder, summary = run(tmp_path / "a", "detection", "epochs=1")
     assert summary == json.loads((folder.path / "summary.json").read_text())
-    assert {"ap50", "ap50_11", "ap", "ap75", "images_per_second", "data_fingerprint", "commit", "seed"} <= summary.keys()
+    assert summary.keys() >= {"ap50", "ap50_11", "ap", "ap75", "images_per_second", "data_fingerprint", "commit"}
     assert list(summary["ap50_by_class"]) == list(stec.data.shapes.CLASSES)
     assert folder.metrics()[-1].keys() >= {"loss", "classes", "boxes", "objectness", "proposals", "rate"}
     with Image.open(folder.path / "predictions.png") as sheet:
@@ -172,7 +172,9 @@ def test_mistakes_are_one_line(stec, words, error):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("recipe", ["voc-detection", "voc-detection-short", "voc-segmentation", "voc-segmentation-short"])
+@pytest.mark.parametrize(
+    "recipe", ["voc-detection", "voc-detection-short", "voc-segmentation", "voc-segmentation-short"]
+)
 def test_recipes_are_whole(recipe):
     config = load_transfer(recipe, ["data.root=somewhere"])
     assert config.task in recipe

@@ -128,7 +128,7 @@ def read_run(path: Path, book: Book, data: str | None = None) -> Run:
 
 
 def start_of(start: str, book: Book) -> str:
-    """What a transfer starts from, wherever that lies: the hash of a run's settings with its seed, or the word itself."""
+    """What a transfer starts from, wherever that lies: a run's hash and seed, or the word itself."""
     if not Path(start).is_dir():
         return start
     run = read_run(Path(start), book)

@@ -11,7 +11,7 @@ from typing import Any
 from stec import config
 from stec.config import Config
 from stec.errors import UserError, nearest
-from stec.run import CONFIG
+from stec.run import CONFIG, is_transfer
 
 FOLDER = "transfer"  # of these recipes, among all
 TASKS = ("detection", "segmentation")
@@ -112,17 +112,9 @@ def recipe_and_config(task: str, start: str, words: Sequence[str]) -> tuple[str,
     return recipe, dataclasses.replace(loaded, start=start)
 
 
-
-
 def recipe_names() -> list[str]:
     """The recipes for transfers."""
     return config.recipe_names(FOLDER)
-
-
-def is_transfer(run: Path) -> bool:
-    """Whether a run folder is that of a transfer."""
-    path = run / CONFIG
-    return path.is_file() and any(line.startswith("task:") for line in path.read_text().splitlines())
 
 
 def load_run(run: Path) -> Config | TransferConfig:

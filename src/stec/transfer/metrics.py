@@ -31,8 +31,8 @@ class Precision(NamedTuple):
 def voc_precision(found: Sequence[Boxes], marked: Sequence[Boxes], classes: int, overlap: float = 0.5) -> Precision:
     """VOC's average precision of classes 1 ... `classes`, one entry of `found` and `marked` for each image.
 
-    What was found is taken best first. It is right if the marked box of its class that it overlaps most is overlapped by
-    more than `overlap` and was not found before; if that box is difficult, it counts neither way.
+    What was found is taken best first. It is right if it overlaps one marked box of its class by more than `overlap`,
+    the one that it overlaps most, and that was not found before; if that box is difficult, it counts neither way.
     """
     values = [_class_precision(found, marked, label, overlap) for label in range(1, classes + 1)]
     area, eleven = zip(*values, strict=True)

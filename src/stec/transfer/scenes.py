@@ -95,15 +95,16 @@ def load_scenes(config: ScenesConfig, task: str, device: torch.device) -> SceneS
     classes = config.classes or CLASSES
     entries = open_sets(Path(config.root or ""), config.train, config.test, task)
     home = _home(config, sum(map(len, entries)), device, task)
-    train, test = (read_scenes(part, classes, config.size, task, config.workers) for part in entries)
+    found = [read_scenes(part, classes, config.size, task, config.workers) for part in entries]
+    train, test = (pack(part.scenes, config.size, home) for part in found)
     return SceneSet(
         name=f"{', '.join(config.train)} -> {', '.join(config.test)}",
-        train=(kept := pack(train.scenes, config.size, home)),
-        test=(tested := pack(test.scenes, config.size, home)),
+        train=train,
+        test=test,
         classes=(BACKGROUND, *classes),
-        fingerprint=_fingerprint(kept, tested),
-        skipped=(*train.skipped, *test.skipped),
-        notes=(*train.notes, *test.notes),
+        fingerprint=_fingerprint(train, test),
+        skipped=tuple(name for part in found for name in part.skipped),
+        notes=tuple(note for part in found for note in part.notes),
     )
 
 
@@ -127,8 +128,8 @@ def _draw(split: str, number: int, config: ScenesConfig, task: str, home: torch.
         for k in range(config.objects):
             classes = torch.where(drawn.masks[:, k], (drawn.labels[:, k, None, None] + 1).byte(), classes)
         masks = classes.to(home)
-    placed = (values.to(home) for values in (boxes, labels, torch.zeros_like(visible)))
-    return Scenes(drawn.images.to(home), sizes, *placed, visible.sum(dim=1), masks)
+    boxes, labels, difficult = (values.to(home) for values in (boxes, labels, torch.zeros_like(visible)))
+    return Scenes(drawn.images.to(home), sizes, boxes, labels, difficult, visible.sum(dim=1), masks)
 
 
 def pack(scenes: Sequence[Scene], side: int, home: torch.device) -> Scenes:

@@ -1,4 +1,4 @@
-"""Detection and segmentation as tasks of the one loop: batches, augmentation, optimizer, and what comes out at the end."""
+"""Detection and segmentation as tasks of the one loop: batches, augmentation, optimizer, and how good it got."""
 
 from __future__ import annotations
 
@@ -96,9 +96,10 @@ class Detection(TransferTask):
         for some in self.scenes.train.batches(share, size, self.device):
             yield some.images, some.boxes, some.labels, some.sizes, some.counts.tolist()
 
-    def prepare(self, *batch: Any) -> tuple[Any, ...]:
+    def prepare(
+        self, images: Tensor, boxes: Tensor, labels: Tensor, sizes: Tensor, counts: list[int]
+    ) -> tuple[Any, ...]:
         """Mirrors half of the images, and scales all to one of the sides."""
-        images, boxes, labels, sizes, counts = batch
         there = sizes.to(images.device, non_blocking=True)
         mirrored = torch.rand(len(images), device=images.device) < 0.5
         images, boxes = detection.mirror(images, boxes, there, mirrored)
@@ -153,10 +154,10 @@ class Segmentation(TransferTask):
         for some in self.scenes.train.batches(share, size, self.device):
             yield some.images, some.masks, some.sizes.to(self.device, torch.float32, non_blocking=True)
 
-    def prepare(self, *batch: Any) -> tuple[Any, ...]:
+    def prepare(self, images: Tensor, masks: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Scales, crops and mirrors at random."""
         settings = self.config.segmentation
-        return segmentation.scale_crop_mirror(*batch, settings.scale, settings.side)
+        return segmentation.scale_crop_mirror(images, masks, sizes, settings.scale, settings.side)
 
     def predict(self, scenes: Scenes) -> Tensor:
         """The class of every pixel of some scenes. (B, S, S)"""

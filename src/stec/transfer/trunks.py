@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from stec.encoder import load
 from stec.errors import UserError, nearest
@@ -125,16 +126,15 @@ def _cut(start: Start) -> tuple[nn.Sequential, nn.Sequential]:
         stem = (network.conv1, network.bn1, network.relu, network.maxpool)
         return nn.Sequential(*stem, network.layer1, network.layer2, network.layer3), network.layer4
     if isinstance(network, SmallResNet):
-        stem = (network.conv1, network.bn1, network.relu)
-        return nn.Sequential(*stem, *network.stages[:-1]), nn.Sequential(network.stages[-1])
+        before = (network.conv1, network.bn1, network.relu, *network.stages[:-1])
+        return nn.Sequential(*before), nn.Sequential(network.stages[-1])
     raise UserError(f"encoder '{start.name}' cannot be cut into a trunk and a last stage: transfer takes ResNets")
 
 
 def _channels(layers: nn.Module) -> int:
-    """Of what the layers give: those of the last batch norm inside of the last block's own path."""
-    block = [m for m in layers.modules() if hasattr(m, "conv2")][-1]
-    norm = block.bn3 if hasattr(block, "bn3") else block.bn2
-    return int(norm.num_features)
+    """Of the maps that come out."""
+    block = [m for m in layers.modules() if isinstance(m, BasicBlock | Bottleneck)][-1]
+    return (block.bn3 if isinstance(block, Bottleneck) else block.bn2).num_features
 
 
 def _stride(layers: nn.Module) -> int:

@@ -7,9 +7,9 @@
                              ImageSets/Segmentation/...     for segmentation
     root/SBD/img/NAME.jpg, cls/NAME.mat, train.txt          masks alone
 
-An image set is FOLDER/SET, as VOC2012/train; FOLDER/Segmentation/SET takes one of the other task's. `train_aug2012`, the
-10,582 images of the paper, is [VOC2012/train, SBD/train, SBD/val] with VOC2012/val to test: of SBD, only images that no
-other set has are taken.
+An image set is FOLDER/SET, as VOC2012/train; FOLDER/Segmentation/SET takes one of the other task's. The paper's
+`train_aug2012` is [VOC2012/train, SBD/train, SBD/val] with VOC2012/val to test: of SBD, only images that no other set
+has are taken.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ class Found(NamedTuple):
     notes: tuple[str, ...]
 
 
-def open_sets(
-    root: Path, train: Sequence[str], test: Sequence[str], task: str
-) -> tuple[list[Entry], list[Entry]]:
+def open_sets(root: Path, train: Sequence[str], test: Sequence[str], task: str) -> tuple[list[Entry], list[Entry]]:
     """The images to train and to test on."""
     if not root.expanduser().is_dir():
         raise UserError(f"data.root={root}: no such folder")
@@ -124,7 +122,7 @@ def read_scenes(entries: Sequence[Entry], classes: Sequence[str], side: int, tas
     failures: list[Failure] = []
     lost: Counter[str] = Counter()
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        for entry, result in zip(entries, pool.map(read, entries), strict=True):
+        for result in pool.map(read, entries):
             if isinstance(result, Failure):
                 report_failures([result], "left out")
                 failures.append(result)
@@ -151,7 +149,7 @@ def _read(entry: Entry, classes: Sequence[str], side: int, detects: bool) -> tup
         mask, flat = None, 0
         if detects:
             boxes, labels, difficult = _read_boxes(entry.annotation, classes, width, height)
-            boxes = boxes * np.float32([size[0] / width, size[1] / height] * 2)
+            boxes = boxes * np.asarray([size[0] / width, size[1] / height] * 2, np.float32)
             fine = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
             flat = int((~fine).sum())
             boxes, labels, difficult = boxes[fine], labels[fine], difficult[fine]
@@ -182,8 +180,8 @@ def _read_boxes(
     for name in names:
         if name not in classes:
             raise UserError(f"{path}: unknown class '{name}': {nearest(name, classes)}; data.classes=[...] names them")
-    boxes = np.asarray(corners, np.float32).reshape(-1, 4) - np.float32([1, 1, 0, 0])
-    limits = np.float32([width, height, width, height])
+    boxes = np.asarray(corners, np.float32).reshape(-1, 4) - np.asarray([1, 1, 0, 0], np.float32)
+    limits = np.asarray([width, height, width, height], np.float32)
     labels = np.asarray([classes.index(name) + 1 for name in names], np.int64)
     return np.clip(boxes, 0, limits), labels, np.asarray(difficult, bool)
 
