@@ -4,7 +4,7 @@ from torch import nn
 from torchvision.models.detection import FasterRCNN
 
 from stec.transfer.config import DetectionConfig
-from stec.transfer.detection import Detector, mirror, resize
+from stec.transfer.detection import Detector, Targets, mirror, resize
 from stec.transfer.trunks import open_start
 
 SMALL = DetectionConfig(
@@ -81,7 +81,7 @@ def test_losses_and_boxes_are_those_of_torchvisions_faster_rcnn():
     ours.train()
     theirs.train()
     torch.manual_seed(5)
-    mine = ours.losses(images, boxes, labels, sizes, counts)
+    mine = ours.losses(images, Targets(boxes, labels, sizes, counts))
     torch.manual_seed(5)  # both sample anchors and regions at random
     expected = theirs(listed, targets)
     assert mine.keys() == expected.keys()
@@ -89,7 +89,7 @@ def test_losses_and_boxes_are_those_of_torchvisions_faster_rcnn():
         assert mine[name] > 0
         torch.testing.assert_close(mine[name], expected[name])
     torch.manual_seed(5)
-    loss, values = ours(images, boxes, labels, sizes, counts)
+    loss, values = ours(images, Targets(boxes, labels, sizes, counts))
     weighted = sum(value * (0.2 if "rpn" in name or "objectness" in name else 1) for name, value in expected.items())
     torch.testing.assert_close(loss, weighted)
     torch.testing.assert_close(values[0], weighted.detach())
@@ -126,7 +126,8 @@ def test_all_layers_are_trained_and_all_batch_norms_move():
     norms = {name: m for name, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
     assert {"proposals.head.norm", "regions.box_head.norm", "trunk.layers.1"} <= norms.keys()
     before = {name: norm.running_mean.clone() for name, norm in norms.items()}
-    loss, _ = module(*batch())
+    images, *marked = batch()
+    loss, _ = module(images, Targets(*marked))
     loss.backward()
     for name, norm in norms.items():
         assert not torch.equal(norm.running_mean, before[name]), name
@@ -136,7 +137,7 @@ def test_all_layers_are_trained_and_all_batch_norms_move():
 def test_images_without_objects_train_too():
     images, boxes, labels, sizes, _ = batch()
     module = detector().train()
-    loss, values = module(images, boxes, labels, sizes, [0, 0, 0])
+    loss, values = module(images, Targets(boxes, labels, sizes, [0, 0, 0]))
     loss.backward()
     assert values.isfinite().all()
     assert values[2] == 0  # no box to be right about

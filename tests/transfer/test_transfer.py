@@ -66,6 +66,15 @@ def test_an_interrupted_transfer_ends_as_if_it_had_never_stopped(task, tmp_path)
     assert summary[key] == again[key]
 
 
+@pytest.mark.parametrize("task", ["detection", "segmentation"])
+def test_half_precision_changes_little(task, tmp_path):
+    """Boxes stay in full precision: at half of it, those of some hundred pixels would move by one."""
+    full, half = (run(tmp_path / p, task, "epochs=1", f"precision={p}")[0].metrics() for p in ("32", "bf16"))
+    assert [line["loss"] for line in half] != [line["loss"] for line in full]
+    for name in ("loss", "boxes", "proposals") if task == "detection" else ("loss",):
+        assert half[0][name] == pytest.approx(full[0][name], rel=0.1)
+
+
 def test_a_run_leaves_numbers_by_class_and_a_sheet(tmp_path):
     folder, summary = run(tmp_path / "a", "detection", "epochs=1")
     assert summary == json.loads((folder.path / "summary.json").read_text())

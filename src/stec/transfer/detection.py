@@ -80,6 +80,22 @@ class BoxOutput(FastRCNNPredictor):
         return classes.float(), boxes.float()
 
 
+class Targets:
+    """What is in the images of a batch. No tuple: mixed precision would reach into it and round the boxes.
+
+    Args:
+        boxes: float32 (B, M, 4) left, top, right, bottom in pixels of the canvas.
+        labels: int64 (B, M) from 1.
+        sizes: height and width of every image.
+        counts: how many of the M boxes every image has.
+    """
+
+    def __init__(self, boxes: Tensor, labels: Tensor, sizes: list[tuple[int, int]], counts: list[int]) -> None:
+        self.sizes = sizes
+        parts = zip(boxes, labels, counts, strict=True)
+        self.images = [{"boxes": box[:count], "labels": label[:count]} for box, label, count in parts]
+
+
 class Detector(nn.Module):
     """A Faster R-CNN for images that all lie on canvases of one size.
 
@@ -117,28 +133,15 @@ class Detector(nn.Module):
         """The parts that the encoder brought along."""
         return [self.trunk, self.regions.box_head.last]
 
-    def losses(
-        self, images: Tensor, boxes: Tensor, labels: Tensor, sizes: list[tuple[int, int]], counts: list[int]
-    ) -> dict[str, Tensor]:
+    def losses(self, images: Tensor, targets: Targets) -> dict[str, Tensor]:
         """torchvision's four losses; see `forward`."""
-        targets = [{"boxes": b[:n], "labels": c[:n]} for b, c, n in zip(boxes, labels, counts, strict=True)]
         features = {"0": self.trunk(images).float()}
-        proposals, losses = self.proposals(ImageList(images, sizes), features, targets)
-        return losses | self.regions(features, proposals, sizes, targets)[1]
+        proposals, losses = self.proposals(ImageList(images, targets.sizes), features, targets.images)
+        return losses | self.regions(features, proposals, targets.sizes, targets.images)[1]
 
-    def forward(
-        self, images: Tensor, boxes: Tensor, labels: Tensor, sizes: list[tuple[int, int]], counts: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        """The loss, and METRICS.
-
-        Args:
-            images: (B, 3, S, S) in [0, 1]; an image fills the upper left of its canvas.
-            boxes: (B, M, 4) left, top, right, bottom in pixels of the canvas.
-            labels: int64 (B, M) from 1.
-            sizes: height and width of every image.
-            counts: how many of the M boxes every image has.
-        """
-        losses = self.losses(images, boxes, labels, sizes, counts)
+    def forward(self, images: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        """The loss, and METRICS. Images (B, 3, S, S) in [0, 1], each in the upper left of its canvas."""
+        losses = self.losses(images, targets)
         names = ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg")
         classes, offsets, objectness, proposals = (losses[name] for name in names)
         loss = classes + offsets + self.rpn_weight * (objectness + proposals)

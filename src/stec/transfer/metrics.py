@@ -103,7 +103,7 @@ def coco_precision(found: Sequence[Boxes], marked: Sequence[Boxes], classes: int
     try:
         from torchmetrics.detection import MeanAveragePrecision
 
-        metric = MeanAveragePrecision(class_metrics=True)
+        metric = MeanAveragePrecision(class_metrics=True, sync_on_compute=False)  # one process has all
     except ImportError:  # torchmetrics or pycocotools
         return None
     metric.warn_on_many_detections = False

@@ -98,7 +98,7 @@ class Detection(TransferTask):
 
     def prepare(
         self, images: Tensor, boxes: Tensor, labels: Tensor, sizes: Tensor, counts: list[int]
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Tensor, detection.Targets]:
         """Mirrors half of the images, and scales all to one of the sides."""
         there = sizes.to(images.device, non_blocking=True)
         mirrored = torch.rand(len(images), device=images.device) < 0.5
@@ -107,7 +107,7 @@ class Detection(TransferTask):
         side = sides[int(torch.randint(len(sides), ()))]
         factor = side / self.config.data.size
         shapes = [(round(h * factor), round(w * factor)) for h, w in sizes.tolist()]
-        return detection.resize(images, side), boxes * factor, labels, shapes, counts
+        return detection.resize(images, side), detection.Targets(boxes * factor, labels, shapes, counts)
 
     def predict(self, scenes: Scenes) -> list[Boxes]:
         """What is found in some scenes; boxes in pixels of their canvases."""
