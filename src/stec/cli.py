@@ -17,7 +17,7 @@ import typer
 from rich.logging import RichHandler
 from rich.markup import escape
 
-from stec.commands import data, experiments, use
+from stec.commands import data, experiments, transfer, use
 from stec.commands.screen import console
 from stec.commands.screen import hint as _hint
 from stec.commands.screen import make_table as _table
@@ -92,6 +92,9 @@ def recipes() -> None:
     """Lists the recipes."""
     _list({name: str(read_recipe(name).get("about", "")) for name in recipe_names()})
     _hint("stec pretrain RECIPE runs one; --print-config shows all its keys")
+    console.print()
+    _list({name: str(read_recipe(name, "transfer").get("about", "")) for name in recipe_names("transfer")})
+    _hint("stec transfer detection|segmentation RUN RECIPE trains a pretrained encoder further")
 
 
 @app.command()
@@ -235,6 +238,7 @@ def report(
 
 app.add_typer(data.app, name="data")
 app.add_typer(use.app)  # probe, embed, neighbors, export
+app.add_typer(transfer.app, name="transfer")
 app.add_typer(experiments.app)  # experiment, results
 
 

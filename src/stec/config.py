@@ -139,41 +139,45 @@ def to_yaml(config: Any) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
-    folder = resources.files("stec") / "recipes"
+def recipe_names(of: str = "") -> list[str]:
+    """The recipes that come with the package: for pretraining, or for what a folder of them is named after."""
+    folder = resources.files("stec") / "recipes" / of
     return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
 
 
 def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
     """A recipe (its name, or the path of a YAML file) with `key=value` words laid over it."""
-    tree, given = _schema(), _dotlist(words)
+    config: Config = load_as(Config, recipe, words)
+    check_values(config)
+    return config
+
+
+def load_as(kind: type, recipe: str, words: Sequence[str] = (), of: str = "") -> Any:
+    """The same for another tree of dataclasses, whose recipes are in a folder of their own; values are not checked."""
+    tree, given = _schema(kind), _dotlist(words)
     try:
-        for layer in [*_layers(recipe, given.get("method")), given]:
-            _check_keys(layer)
+        for layer in [*_layers(recipe, given.get("method"), of), given]:
+            _check_keys(layer, kind)
             tree = OmegaConf.unsafe_merge(tree, layer)  # type: ignore[assignment]
-        config: Any = OmegaConf.to_object(tree)
+        return _tuples(OmegaConf.to_object(tree))
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
         raise UserError(f"{key}{str(error).splitlines()[0]}") from None
     except (ValueError, TypeError, RecursionError) as error:  # what strange YAML makes of itself
         raise UserError(f"{recipe}: {error}") from None
-    config = _tuples(config)
-    check_values(config)
-    return config
 
 
-def read_recipe(recipe: str) -> dict[str, Any]:
+def read_recipe(recipe: str, of: str = "") -> dict[str, Any]:
     """One recipe file as it stands, before its base and the defaults are laid under it."""
     path = Path(recipe)
-    if recipe in recipe_names():
-        text = (resources.files("stec") / "recipes" / f"{recipe}.yaml").read_text()
+    if recipe in recipe_names(of):
+        text = (resources.files("stec") / "recipes" / of / f"{recipe}.yaml").read_text()
     elif path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise UserError(f"{recipe}: no such file")
         text = read_text(path)
     else:
-        raise UserError(f"unknown recipe '{recipe}': {nearest(recipe, recipe_names())} ('stec recipes' lists them)")
+        raise UserError(f"unknown recipe '{recipe}': {nearest(recipe, recipe_names(of))} ('stec recipes' lists them)")
     try:
         content = yaml.safe_load(text) or {}
     except (yaml.YAMLError, ValueError) as error:
@@ -191,14 +195,14 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: not a text file: {error}") from None
 
 
-def _layers(recipe: str, method: str | None) -> Iterator[DictConfig]:
+def _layers(recipe: str, method: str | None, of: str) -> Iterator[DictConfig]:
     """What the recipe is based on first, the recipe itself last; each followed by what it has for the method alone."""
     contents: dict[str, dict[str, Any]] = {}
     name: str | None = recipe
     while name:
         if name in contents:
             raise UserError(f"recipe '{recipe}' is based on itself")
-        contents[name] = read_recipe(name)
+        contents[name] = read_recipe(name, of)
         name = contents[name].pop("base", None)
         if not isinstance(name, str | None):
             raise UserError(f"{recipe}: 'base' is the name of a recipe")
@@ -213,10 +217,10 @@ def _layers(recipe: str, method: str | None) -> Iterator[DictConfig]:
         yield OmegaConf.create(own)
 
 
-def _schema() -> DictConfig:
-    schema = OmegaConf.structured(Config)
+def _schema(kind: type) -> DictConfig:
+    schema = OmegaConf.structured(kind)
     OmegaConf.set_readonly(schema, False)
-    for section in dataclasses.fields(Config):
+    for section in dataclasses.fields(kind):
         if dataclasses.is_dataclass(section.default_factory):
             OmegaConf.set_readonly(schema[section.name], False)
     return schema
@@ -240,8 +244,8 @@ def _keys(kind: type = Config, prefix: str = "") -> Iterator[str]:
             yield from _keys(item.default_factory, f"{prefix}{item.name}.")
 
 
-def _check_keys(layer: DictConfig) -> None:
-    known = set(_keys())
+def _check_keys(layer: DictConfig, kind: type) -> None:
+    known = set(_keys(kind))
 
     def walk(node: DictConfig, prefix: str) -> None:
         for name in node:

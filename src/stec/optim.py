@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class LARS(torch.optim.Optimizer):
         momentum: Decay of the buffer v.
         weight_decay: L2 penalty.
         trust: Trust coefficient; 0 or None makes a group plain SGD with momentum.
+
+    A group may have a `factor`, by which its learning rate differs from `lr`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
@@ -87,7 +89,7 @@ class LARS(torch.optim.Optimizer):
         buffers = [self._buffer(w) for w in weights]  # v
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, directions)
-        torch._foreach_sub_(weights, torch._foreach_mul(buffers, group["lr"]))
+        torch._foreach_sub_(weights, torch._foreach_mul(buffers, group["lr"] * group.get("factor", 1.0)))
 
     def _buffer(self, weight: Tensor) -> Tensor:
         state = self.state[weight]
@@ -183,6 +185,19 @@ def warmup_cosine(step: int, total: int, warmup: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
+
+
+def warmup_steps_down(step: int, total: int, warmup: int, drops: Sequence[float]) -> float:
+    """Factor for the base learning rate at one optimizer step: linear warm-up, then a tenth of it after every drop.
+
+    Args:
+        step: Steps already done: 0 for the first one, whose factor is 1 / warmup.
+        total: Steps of the whole run.
+        warmup: Steps of the warm-up; 0 for none.
+        drops: Parts of the run, from 0 to 1.
+    """
+    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    return rise * 0.1 ** sum(step >= round(part * total) for part in drops)
 
 
 def scaled_rate(rate_per_256: float, batch_size: int) -> float:

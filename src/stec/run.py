@@ -85,7 +85,9 @@ class RunFolder:
         return self.path / PREVIOUS
 
     def config(self) -> Config:
-        """The resolved config that was saved with the run."""
+        """The resolved config that was saved with a pretraining."""
+        if is_transfer(self.path):
+            raise UserError(f"{self.path} is a transfer, which has no encoder of its own: name the run it started from")
         return load(str(self.path / CONFIG))
 
     def add_metrics(self, record: dict[str, Any]) -> None:
@@ -132,6 +134,12 @@ class RunFolder:
         """Writes summary.json."""
         with replacing(self.path / SUMMARY) as path:
             path.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def is_transfer(path: Path) -> bool:
+    """Whether the run in a folder is a transfer, to detection or segmentation."""
+    config = path / CONFIG
+    return config.is_file() and any(line.startswith("task:") for line in config.read_text().splitlines())
 
 
 def save_weights(path: Path, state: dict[str, Tensor], metadata: dict[str, str]) -> None:

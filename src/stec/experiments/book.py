@@ -8,11 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stec.config import load, recipe_names
+from stec.config import Config, load, recipe_names
 from stec.errors import UserError
 from stec.experiments.settings import Settings, differences, hash_of, settings_of
 from stec.locking import locked
 from stec.run import SUMMARY, RunFolder, replacing
+from stec.transfer.config import TransferConfig, load_run, load_transfer
+from stec.transfer.config import recipe_names as transfer_recipes
 
 POINTS = 100  # of a learning curve that are kept
 CURVES = (
@@ -104,7 +106,7 @@ def _read_run(path: Path, book: Book, data: str | None) -> Run:
     folder = RunFolder.open(path)
     if not (path / SUMMARY).is_file():
         raise UserError(f"{path} is not finished: it has no {SUMMARY}; stec pretrain --resume {path} continues it")
-    config, summary = folder.config(), folder.summary() or {}
+    config, summary = load_run(path), folder.summary() or {}
     source = config.data.source
     if data is None:
         data = book.name_of(summary["data_fingerprint"]) if source in STORED else source
@@ -114,14 +116,27 @@ def _read_run(path: Path, book: Book, data: str | None) -> Run:
         )
     if source not in STORED and data != source:
         raise UserError(f"{path} was trained on {source}, not on {data}")
-    settings = settings_of(config, data)
-    recipe = folder.recipe
-    base = load(recipe) if recipe in recipe_names() else None
-    words = differences(settings, settings_of(base, data)) if base is not None else []
+    recipe, start = folder.recipe, ""
+    base: Config | TransferConfig | None
+    if isinstance(config, TransferConfig):
+        start = start_of(config.start, book)
+        base = load_transfer(recipe, ["data.root=."]) if recipe in transfer_recipes() else None
+    else:
+        base = load(recipe) if recipe in recipe_names() else None
+    settings = settings_of(config, data, start)
+    words = differences(settings, settings_of(base, data, start)) if base is not None else []
     metrics = folder.metrics()
-    if summary["views_per_second"] is None and metrics:  # killed after its last epoch and resumed
+    if summary.get("views_per_second", 0) is None and metrics:  # killed after its last epoch and resumed
         summary["views_per_second"] = round(median(line["views_per_second"] for line in metrics))
     return Run(hash_of(settings), config.seed, data, recipe, words, settings, summary, thin(metrics))
+
+
+def start_of(start: str, book: Book) -> str:
+    """What a transfer starts from, wherever that lies: a run's hash and seed, or the word itself."""
+    if not Path(start).is_dir():
+        return start
+    run = read_run(Path(start), book)
+    return f"{run.hash}-seed{run.seed}"
 
 
 def thin(metrics: list[dict[str, Any]]) -> dict[str, list[float]]:

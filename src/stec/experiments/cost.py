@@ -14,6 +14,7 @@ from stec.experiments.experiment import Cell
 from stec.identity import IDENTITIES
 from stec.identity.interface import TargetIdentity
 from stec.method import METHODS
+from stec.transfer.config import TransferConfig
 
 # Images to train on. `shapes` draws as many as it is told.
 TRAINING_IMAGES = {
@@ -44,7 +45,7 @@ def measured_speeds(book: Book) -> dict[Kind, list[Speed]]:
     speeds: dict[Kind, list[Speed]] = {}
     for run in book.runs.values():
         s, rate = run.settings, run.metric("views_per_second")
-        if rate:
+        if rate and "task" not in s:
             kind = _kind(
                 s["method"], s["encoder"], s["views.size"], s["batch_size"], bool(s.get("lambda_turn")), s["precision"]
             )
@@ -60,6 +61,8 @@ def measured_speeds(book: Book) -> dict[Kind, list[Speed]]:
 def minutes(cell: Cell, speeds: dict[Kind, list[Speed]]) -> tuple[float, str] | None:
     """Of training for one run, and on what; None where nothing comparable was measured. A GPU goes before a CPU."""
     config = cell.config
+    if isinstance(config, TransferConfig):
+        return None
     images = config.data.train_images if cell.data == "shapes" else TRAINING_IMAGES.get(cell.data)
     found = speeds.get(kind_of(config))
     if not images or not found:

@@ -9,6 +9,7 @@ from typing import Any
 
 from stec.config import Config
 from stec.method import METHODS, Pairing, fix_settings, pairing_of
+from stec.transfer.config import TASKS, TransferConfig
 
 Settings = dict[str, Any]  # dotted key -> value
 
@@ -22,13 +23,16 @@ NEUTRAL = frozenset(
 )  # fmt: skip
 
 
-def settings_of(config: Config, data: str) -> Settings:
-    """Every key that changes the result, without those of models that the method does not have.
+def settings_of(config: Config | TransferConfig, data: str, start: str = "") -> Settings:
+    """Every key that changes the result, without those of models that the run does not have.
 
     Args:
         config: of the run.
         data: name of the images, such as "cifar10", however they are stored.
+        start: of a transfer: what it starts from, wherever that lies; for a run, the hash of its settings and its seed.
     """
+    if isinstance(config, TransferConfig):
+        return _transfer_settings(config, data, start)
     pairing = pairing_of(config.method)
     turn = pairing.turn if config.lambda_turn is None else config.lambda_turn
     config = dataclasses.replace(
@@ -47,9 +51,18 @@ def settings_of(config: Config, data: str) -> Settings:
     return {"data": data, **kept}
 
 
+def _transfer_settings(config: TransferConfig, data: str, start: str) -> Settings:
+    """Which encoder that starts a transfer says itself, where it is a run's."""
+    unused = [f"{task}." for task in TASKS if task != config.task]
+    unused += ["data.train_images", "data.test_images", "data.objects"] if data != "shapes" else []
+    flat = _flatten(dataclasses.asdict(config)) | {"start": start}
+    return {"data": data} | {k: v for k, v in flat.items() if k not in NEUTRAL and not k.startswith(tuple(unused))}
+
+
 def hash_of(settings: Settings) -> str:
     """A short name for the settings. A new key leaves it unchanged as long as its default is what was before."""
-    changed = {key: value for key, value in settings.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
+    defaults = _TRANSFER_DEFAULTS if "task" in settings else _DEFAULTS
+    changed = {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}
     return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -74,3 +87,4 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> Settings:
 
 
 _DEFAULTS = _flatten(dataclasses.asdict(Config()))
+_TRANSFER_DEFAULTS = {k: v for k, v in _flatten(dataclasses.asdict(TransferConfig())).items() if k != "task"}

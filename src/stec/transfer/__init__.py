@@ -1,0 +1,1 @@
+"""Encoders put to other uses: object detection and semantic segmentation, trained from a pretrained encoder."""
