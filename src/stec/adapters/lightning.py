@@ -15,7 +15,7 @@ from stec.encoder import Description
 from stec.errors import UserError
 from stec.method import build
 from stec.networks.encoders import library_module
-from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
+from stec.optim import create_optimizer, scaled_rate, warmup_cosine
 from stec.run import save_weights
 from stec.views import ViewBatch
 
@@ -72,8 +72,7 @@ class LitStec(LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         """The config's, with its schedule in steps."""
         settings = self.config.optimizer
-        groups = parameter_groups(self.method, settings.weight_decay, settings.trust)
-        optimizer = LARS(groups, scaled_rate(settings.rate, self.config.batch_size), settings.momentum)
+        optimizer = create_optimizer(settings, self.method, scaled_rate(settings.rate, self.config.batch_size))
         total = int(self.trainer.estimated_stepping_batches)
         warmup = min(total, round(settings.warmup_epochs * total / max(1, self.trainer.max_epochs or 1)))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmup_cosine(step, total, warmup))
