@@ -15,7 +15,7 @@ import typer
 from rich.logging import RichHandler
 from rich.markup import escape
 
-from stec.commands import experiments, use
+from stec.commands import experiments, transfer, use
 from stec.commands.screen import console
 from stec.commands.screen import hint as _hint
 from stec.commands.screen import make_table as _table
@@ -243,6 +243,7 @@ def report(
 
 
 app.add_typer(use.app)  # probe, embed, neighbors, export
+app.add_typer(transfer.app, name="transfer")
 app.add_typer(experiments.app)  # experiment, results
 
 
