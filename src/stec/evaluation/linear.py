@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,6 @@ class LinearResult:
     train_accuracy: float
     penalty: float  # the L2 penalty chosen on held-out training rows
     class_accuracy: tuple[float, ...]  # on the test set, by class; nan for a class without test rows
-    weight: Tensor = field(repr=False, compare=False)  # (classes, D), for features as they are
-    bias: Tensor = field(repr=False, compare=False)  # (classes,)
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,7 @@ def fit_linear(
         correct = classifier.predict(test) == test_labels
         train_correct = classifier.predict(train) == labels
     by_class = [_percent(correct[test_labels == label]) for label in range(classes)]
-    weight = classifier.weight / scale
-    bias = classifier.bias - weight @ mean
-    return LinearResult(_percent(correct), _percent(train_correct), penalty, tuple(by_class), weight, bias)
+    return LinearResult(_percent(correct), _percent(train_correct), penalty, tuple(by_class))
 
 
 def labelled_rows(features: Tensor, labels: Tensor, classes: int, which: str) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from stec.encoder import Description, Encoder
 from stec.engine import Fabric, Loop, Task, make_fabric
 from stec.errors import UserError, nearest
 from stec.evaluation.features import extract, extract_frozen
-from stec.evaluation.linear import LinearResult, fit_linear
+from stec.evaluation.linear import fit_linear
 from stec.networks.encoders import library_module
 from stec.optim import create_optimizer, scaled_rate, warmup_cosine
 from stec.reporter import Reporter
@@ -37,9 +37,9 @@ _KEYS = ("data", "views", "optimizer", "epochs", "batch_size", "seed", "device",
          "checkpoint_every")  # fmt: skip
 # Crops and mirroring as in pretraining, but no other colours.
 _PLAIN = ("views.jitter_probability=0", "views.grey=0", "views.blur=0", "views.solarize=0", "views.small=0")
-_SHORT = ("epochs=30", "batch_size=256", "optimizer.warmup_epochs=3", "checkpoint_every=10", "baselines=false")
-# The size of the linear classifier's weights, and of the gradients with them, differs a lot; AdamW does not mind.
-_ADAMW = ("optimizer.name=adamw", "optimizer.rate=1e-3", "optimizer.momentum=0.9", "optimizer.weight_decay=0.05")
+_SHORT = ("epochs=30", "batch_size=128", "optimizer.warmup_epochs=3", "checkpoint_every=10", "baselines=false")
+_ADAMW = ("optimizer.name=adamw", "optimizer.momentum=0.9", "optimizer.weight_decay=0.05")
+_RATE, _RATE_OF_TRANSFORMERS = 2e-3, 2e-4  # per 256 images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def classify(
         row = Row(share, len(some), round(linear.accuracy, 2), linear.penalty)
         reporter.note(f"{share} % of the labels, {len(some):,} images: linear {linear.accuracy:.1f} %")
         if fine_tune:
-            task = FineTuning(settings[share], fabric, encoder, linear, dataset, labelled[some])
+            task = FineTuning(settings[share], fabric, encoder, dataset, labelled[some])
             row = dataclasses.replace(row, **_fine_tune(task, folder / f"{share}-percent", reporter, force))
         rows.append(dataclasses.asdict(row))
     return {
@@ -114,7 +114,7 @@ def configure(encoder: Encoder, path: Path, place: str | None, words: Sequence[s
     """The settings of fine-tuning: the run's own data and crops, a short training, and what words change of that.
 
     Args:
-        encoder: To start from.
+        encoder: To start from. One with layer norms, such as a transformer, gets a smaller rate.
         path: Where it comes from: a run, or a file.
         place: SOURCE:PATH or SOURCE, of other images than the run's.
         words: `key=value`; what the encoder is cannot be changed.
@@ -130,7 +130,9 @@ def configure(encoder: Encoder, path: Path, place: str | None, words: Sequence[s
     own += [f"views.size={described.size}", f"views.test_crop={described.test_crop}"]
     if not path.is_dir():
         own.append("views.area=[0.08,1.0]")
-    own += [*_PLAIN, *_SHORT, *_ADAMW]
+    transformer = any(isinstance(module, nn.LayerNorm) for module in encoder.modules())
+    rate = _RATE_OF_TRANSFORMERS if transformer else _RATE
+    own += [*_PLAIN, *_SHORT, *_ADAMW, f"optimizer.rate={rate}"]
     if place is not None:
         source, _, root = place.partition(":")
         if source not in data.SOURCES:
@@ -170,10 +172,7 @@ class Classifier(nn.Module):
 
 
 class FineTuning(Task):
-    """All of an encoder is trained on labelled images. It starts from the linear classifier on frozen features.
-
-    So it starts where frozen features end, and does not first undo what was learnt (Kumar et al. 2022).
-    """
+    """All of an encoder is trained on labelled images, with a linear layer on it that starts at zero."""
 
     metrics = ("loss", "train_accuracy")
 
@@ -182,14 +181,14 @@ class FineTuning(Task):
         config: Config,
         fabric: Fabric,
         encoder: Encoder,
-        linear: LinearResult,
         dataset: DataSet,
         rows: Tensor,
     ) -> None:
         self.config, self.fabric, self.dataset, self.rows = config, fabric, dataset, rows
         self.views = Views(**dataclasses.asdict(config.views))
         head = nn.Linear(encoder.dim, len(dataset.classes), device=fabric.device)
-        head.load_state_dict({"weight": linear.weight, "bias": linear.bias})
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
         self.module = self.classifier = Classifier(copy.deepcopy(encoder.network).requires_grad_(), head)
         self.items, self.units = len(rows), config.batch_size
         self.fingerprint = f"{dataset.fingerprint}-{_digest(library_module(encoder.network).state_dict())}"
