@@ -45,7 +45,7 @@ def test_recipes_hold_the_papers_numbers(recipe, expected):
 
 def test_stec_recipes_differ_from_simclr_in_the_method_alone():
     for name in recipe_names():
-        if name.endswith("-stec"):
+        if name.endswith("-stec") and "-vit-" not in name:  # transformers are not in the paper
             ours, theirs = (yaml.safe_load(to_yaml(load(n))) for n in (name, name.replace("-stec", "-simclr")))
             assert {k for k in ours if ours[k] != theirs[k]} == {"method"}
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from stec.data import shapes
 
-PICTURES = 130
+PICTURES = 500
 
 
 @pytest.fixture

@@ -66,16 +66,27 @@ class InterruptsAt(Silent):
             raise Interrupted
 
 
-def test_a_resumed_run_ends_as_if_it_had_never_stopped(train):
-    whole, whole_summary = train("whole")
+TRANSFORMER = ("encoder=timm:test_vit,patch_size=8,img_size=32", "optimizer.name=adamw", "optimizer.rate=0.02")
+
+
+@pytest.mark.parametrize("words", [(), TRANSFORMER], ids=["resnet and lars", "transformer and adamw"])
+def test_a_resumed_run_ends_as_if_it_had_never_stopped(train, words):
+    whole, whole_summary = train("whole", *words)
     with pytest.raises(Interrupted):
-        train("broken", reporter=InterruptsAt(10))  # past the checkpoint of epoch 2, at step 6
+        train("broken", *words, reporter=InterruptsAt(10))  # past the checkpoint of epoch 2, at step 6
     broken = stec.training.RunFolder.open(train.path / "broken")
     assert broken.metrics()[-1]["step"] > 6
     summary = train.resume(broken)
     assert same(encoder_of(whole), encoder_of(broken))
     assert losses(whole) == losses(broken)
     assert summary["linear"] == whole_summary["linear"]
+
+
+def test_a_transformer_learns_with_adamw(train):
+    folder, _ = train("vit", *TRANSFORMER, "epochs=12")
+    first, last = folder.metrics()[0], folder.metrics()[-1]
+    assert last["identity"] < first["identity"] - 0.3
+    assert last["manipulation"] < first["manipulation"] - 0.3
 
 
 def test_resuming_before_the_first_checkpoint_starts_over(train):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 from torch import nn
 
@@ -16,3 +18,12 @@ def compiles(choice: str, device: torch.device) -> bool:
 def compile_network(network: nn.Module, choice: str) -> None:
     """Compiles it in place, when it is called first; for every shape of its inputs anew."""
     network.compile(dynamic=False, options=TUNED if choice == "tuned" else None)
+
+
+def forget_earlier_runs() -> None:
+    """Gives a run the process as if it were the first in it: memory, its peak, and the number of compiled shapes."""
+    gc.collect()
+    torch.compiler.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

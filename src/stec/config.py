@@ -98,12 +98,13 @@ class TurnConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """SGD with LARS, linear warm-up and cosine decay."""
+    """Which steps, with linear warm-up and cosine decay."""
 
+    name: str = "lars"  # lars: SGD with momentum, scaled by layer; adamw: for vision transformers
     rate: float = 1.0  # learning rate per 256 images in the batch
-    momentum: float = 0.9
+    momentum: float = 0.9  # adamw: decay of the mean gradient
     weight_decay: float = 1e-6
-    trust: float = 0.001  # LARS trust coefficient
+    trust: float = 0.001  # lars: trust coefficient; 0 is plain SGD
     warmup_epochs: float = 10
 
 
@@ -283,6 +284,7 @@ _CHOICES = {
     "manipulation.readout": ("classification", "regression"),
     "manipulation.bins": ("uniform", "quantile"),
     "manipulation.components": ("all", "informative"),
+    "optimizer.name": ("lars", "adamw"),
     "device": ("auto", "cpu", "cuda"),
     "precision": ("auto", "bf16", "32"),
     "compile": ("auto", "always", "never", "tuned"),

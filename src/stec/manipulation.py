@@ -45,7 +45,7 @@ class Manipulation(nn.Module):
 
     Args:
         dim: dimension of the features.
-        config: representation, readout and bins.
+        config: representation, readout and bins; the usual ones if left out.
         views: samples the actions on which quantile bins are fitted, and says what never changes; not needed for
             uniform bins.
     """
@@ -54,8 +54,9 @@ class Manipulation(nn.Module):
     informative: Tensor  # which of those count in the accuracy
     unsolarized: Tensor  # (C',) bool: which are inferred only where neither view is solarized
 
-    def __init__(self, dim: int, config: ManipulationConfig, views: Views | None = None) -> None:
+    def __init__(self, dim: int, config: ManipulationConfig | None = None, views: Views | None = None) -> None:
         super().__init__()
+        config = config or ManipulationConfig()
         self.representation = representation(config.action)
         informative = torch.tensor(informative_components(config, views))
         kept = informative if config.components == "informative" else torch.ones_like(informative)

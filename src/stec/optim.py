@@ -1,4 +1,4 @@
-"""SGD with LARS, which parameters it applies to, and the schedule of its learning rate."""
+"""Optimizers, which parameters they scale and decay, and the schedule of their learning rate."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from stec.config import OptimizerConfig
 
 # Layers whose parameters are never decayed and never rescaled. `_NormBase` is every batch and instance norm.
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -106,10 +108,30 @@ def _local_rates(weights: list[Tensor], directions: list[Tensor], trust: float) 
     return list(local.unbind())
 
 
+def create_optimizer(
+    settings: OptimizerConfig, model: nn.Module, rate: float | Tensor, plain: Iterable[nn.Module] = ()
+) -> torch.optim.Optimizer:
+    """The optimizer that the settings name, for what `parameter_groups` makes of the model.
+
+    Args:
+        settings: Its name and constants; not the rate, which has a schedule.
+        model: All that is to be trained.
+        rate: Learning rate; may be changed before every step. A tensor on a GPU lets a step be recorded.
+        plain: See `parameter_groups`.
+    """
+    groups = parameter_groups(model, settings.weight_decay, settings.trust, plain)
+    if settings.name == "lars":
+        return LARS(groups, rate, settings.momentum)
+    for group in groups:
+        del group["trust"]
+    recorded = isinstance(rate, Tensor) and rate.is_cuda
+    return torch.optim.AdamW(groups, rate, (settings.momentum, 0.999), fused=recorded, capturable=recorded)
+
+
 def parameter_groups(
     model: nn.Module, weight_decay: float, trust: float, plain: Iterable[nn.Module] = ()
 ) -> list[dict[str, Any]]:
-    """Groups for `LARS`, by the type of the module that owns a parameter, never by its name.
+    """Groups for an optimizer, by the type of the module that owns a parameter, never by its name.
 
     ==================================================  =====  =====
     parameters                                          LARS   decay

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from stec import data
 from stec.checkpoint import to_host
@@ -29,7 +30,7 @@ from stec.evaluation.linear import fit_linear
 from stec.launching import failing_together
 from stec.method import Losses, Method, build, check_pairing, fix_settings
 from stec.networks.encoders import create_encoder, library_module
-from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
+from stec.optim import create_optimizer, scaled_rate, warmup_cosine
 from stec.processes import mean, shares
 from stec.reporter import Nobody, Reporter
 from stec.run import RunFolder
@@ -157,12 +158,10 @@ class Pretraining(Task):
         """Acts."""
         return self.views(images, sizes).channels_last(), labels
 
-    def optimizer(self, rate: Tensor) -> LARS:
-        """LARS; the probe's steps are not scaled by it."""
-        settings = self.config.optimizer
+    def optimizer(self, rate: Tensor) -> Optimizer:
+        """The config's; LARS does not scale the probe's steps."""
         plain = [self.trainee.probe] if self.trainee.probe is not None else []
-        groups = parameter_groups(self.trainee, settings.weight_decay, settings.trust, plain)
-        return LARS(groups, lr=rate, momentum=settings.momentum)
+        return create_optimizer(self.config.optimizer, self.trainee, rate, plain)
 
     def rate(self, step: int, steps: int) -> float:
         """Linear warm-up, cosine decay, in proportion to the batch."""

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from stec.commands.screen import console, make_table, say
+from stec.commands.transfer_classification import classification
 from stec.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="Trains an encoder further for another use, and scores it.")
+app.command()(classification)
 
 Start = Annotated[
     str | None,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
+from stec.compiling import forget_earlier_runs
 from stec.config import Config, load
 from stec.data import SOURCES
 from stec.errors import UserError, nearest
@@ -145,20 +143,11 @@ def perform(job: Job, reporter: Reporter, wait: bool = False) -> None:
             return
         interrupted = (job.path / CHECKPOINT).is_file()
         folder = RunFolder.open(job.path) if interrupted else RunFolder.new(job.path, job.recipe, force=True)
-        _forget_earlier_runs()
+        forget_earlier_runs()
         if isinstance(job.config, TransferConfig):
             transfer(job.config, folder, reporter, resume=interrupted)
         else:
             pretrain(job.config, folder, reporter, resume=interrupted)
-
-
-def _forget_earlier_runs() -> None:
-    """Gives a run the process as if it were the first in it: memory, its peak, and the number of compiled shapes."""
-    gc.collect()
-    torch.compiler.reset()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
 
 
 def to_run(job: Job, book: Book) -> Run:

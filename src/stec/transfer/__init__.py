@@ -1,1 +1,1 @@
-"""Encoders put to other uses: object detection and semantic segmentation, trained from a pretrained encoder."""
+"""Encoders put to other uses: classification, object detection, semantic segmentation."""
