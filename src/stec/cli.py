@@ -22,6 +22,7 @@ from stec.commands.screen import make_table as _table
 from stec.commands.screen import show_list as _list
 from stec.config import Config, load, read_recipe, recipe_names, to_yaml
 from stec.errors import UserError
+from stec.progress import SPEEDS
 
 # Threads that wait for each other soon sleep instead of spinning: hardly slower on idle cores, and several times faster
 # where other programs use them too. OpenMP reads this when PyTorch is loaded, which is why no import above loads it.
@@ -64,9 +65,7 @@ def pretrain(
         folder = RunFolder.open(resume)
         config = folder.config()
     else:
-        method = config.method.replace("*", "-star")  # no star in a path
-        name = f"{Path(recipe).stem}-{method}-seed{config.seed}"
-        folder = RunFolder.new(out or Path("runs") / name, recipe, force)
+        folder = RunFolder.new(out or Path("runs") / _run_name(recipe, config), recipe, force)
     with Watcher(console) as watcher:
         summary = train(config, folder, watcher, resume is not None)
     if summary:
@@ -254,20 +253,36 @@ def _recipe_and_config(words: list[str]) -> tuple[str, Config]:
     return recipe, load(recipe, [word for word in words if "=" in word])
 
 
+def _run_name(recipe: str, config: Config) -> str:
+    method = config.method.replace("*", "-star")  # no star in a path
+    name = recipe.replace("/", "-") if recipe in recipe_names() else Path(recipe).stem
+    return f"{name if name == f'audio-{method}' else f'{name}-{method}'}-seed{config.seed}"
+
+
+_RESULTS = {
+    "linear": "linear accuracy, trained encoder",
+    "linear_untrained": "same encoder untrained",
+    "linear_pixels": "pixels",
+    "linear_online": "online probe",
+    "knn": "nearest neighbours",
+}
+_BASELINES = {"": "trained", "_untrained": "untrained", "_mfcc": "MFCC, 11 frames", "_majority": "most frequent"}
+
+
 def _print_summary(summary: dict[str, Any], path: Path) -> None:
     table = _table("", "")
-    for key, text in (
-        ("linear", "linear accuracy, trained encoder"),
-        ("linear_untrained", "same encoder untrained"),
-        ("linear_pixels", "pixels"),
-        ("linear_online", "online probe"),
-        ("knn", "nearest neighbours"),
-    ):
+    for key, text in _RESULTS.items():
         if summary.get(key) is not None:
             table.add_row(text, f"{summary[key]:.1f} %", style="bold" if key == "linear" else "")
+    if "phones" in summary:
+        table = _table("linear accuracy", "phones", "speakers")
+        for suffix, text in _BASELINES.items():
+            values = [summary.get(f"{name}{suffix}") for name in ("phones", "speakers")]
+            if any(value is not None for value in values):
+                table.add_row(text, *("-" if v is None else f"{v:.1f} %" for v in values), style="" if suffix else "bold")
     console.print(table)
-    speed = f", {summary['views_per_second']:,} views/s" if summary["views_per_second"] else ""
-    console.print(f"{summary['seconds']:.0f} s of training{speed}; everything is in {path}", highlight=False)
+    speeds = [f", {summary[key]:,} {name}" for key, name in SPEEDS.items() if summary.get(key)]
+    console.print(f"{summary['seconds']:.0f} s of training{''.join(speeds)}; everything is in {path}", highlight=False)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from rich.table import Column
 from stec.reporter import Progress
 
 PLAIN_SECONDS = 10  # between two plain lines
+SPEEDS = {"views_per_second": "views/s", "audio_seconds_per_second": "seconds of sound/s"}
 WIDE = 130  # columns of a terminal that has room for a bar
 
 
@@ -60,13 +61,15 @@ def describe(progress: Progress) -> str:
     """Losses, accuracies, speed and the time left."""
     m = progress.metrics
     parts = [f"identity {m['identity']:.2f} ({100 * m['identity_accuracy']:.0f} %)"]
+    if "utterance" in m:
+        parts.append(f"utterance {m['utterance']:.2f} ({100 * m['utterance_accuracy']:.0f} %)")
     if "manipulation" in m:
         parts.append(f"manipulation {m['manipulation']:.2f} ({100 * m['manipulation_accuracy']:.0f} %)")
     if "turn" in m:
         parts.append(f"turn {m['turn']:.2f} ({100 * m['turn_accuracy']:.0f} %)")
     if "probe_accuracy" in m:
         parts.append(f"probe {100 * m['probe_accuracy']:.0f} %")
-    parts.append(f"{m['views_per_second']:,.0f} views/s")
+    parts += [f"{m[key]:,.0f} {name}" for key, name in SPEEDS.items() if key in m]
     seconds = (progress.steps - progress.step) * progress.seconds / progress.step
     parts.append("done" if progress.step == progress.steps else f"{clock(seconds)} left")
     return "  ".join(parts)

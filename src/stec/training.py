@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stec import data
-from stec.config import Config
+from stec.config import SOUND, Config
 from stec.data import DataSet
 from stec.encoder import Description
 from stec.engine import Fabric, Loop, Task, make_fabric
@@ -71,6 +71,10 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
 
     With several processes, all but the first return nothing.
     """
+    if config.method in SOUND:
+        from stec.audio.training import pretrain as listen
+
+        return listen(config, folder, reporter, resume)
     config = dataclasses.replace(config, manipulation=fix_settings(config.method, config.manipulation))
     check_pairing(config)
     fabric = make_fabric(config)

@@ -124,7 +124,7 @@ def _filter(
     for i, name in enumerate(names):  # in a pause the mouth gets ready for what comes
         if name == SILENCE and i + 1 < len(names):
             phones[i] = phones[i]._replace(formants=phones[i + 1].formants)
-    deviation = 1 + random.normal(0, 0.04, (len(phones), 3))
+    deviation = 1 + random.normal(0, 0.06, (len(phones), 3))
     loudness = 1 + random.normal(0, 0.15, len(phones)).clip(-0.5, 0.5)
     table = np.column_stack(
         [
