@@ -20,7 +20,7 @@ from stec.commands.screen import console
 from stec.commands.screen import hint as _hint
 from stec.commands.screen import make_table as _table
 from stec.commands.screen import show_list as _list
-from stec.config import Config, load, read_recipe, recipe_names, to_yaml
+from stec.config import SOUND, Config, load, read_recipe, recipe_names, to_yaml
 from stec.errors import UserError
 from stec.progress import SPEEDS
 
@@ -82,15 +82,19 @@ def recipes() -> None:
 @app.command()
 def methods() -> None:
     """Lists the methods."""
+    from stec.audio.method import METHODS as SOUNDS
     from stec.method import METHODS
 
-    _list({name: pairing.about for name, pairing in METHODS.items()})
+    _list({name: pairing.about for name, pairing in (METHODS | SOUNDS).items()})
     _hint("stec pretrain method=NAME trains with one")
 
 
 @app.command("data")
 def data_command(
     words: Words = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Sound: also write it as arrays, which are read anywhere.")
+    ] = None,
 ) -> None:
     """Lists the data sources; with a recipe or keys, prepares that data and describes it."""
     from stec import data
@@ -98,10 +102,16 @@ def data_command(
     if not words:
         _list(data.SOURCES)
         _hint("stec data folder data.root=PATH checks and describes your own images")
+        _hint("stec data audio/librispeech data.root=PATH does the same for sound files or arrays of sound")
         return
     import torch
 
     _, config = _recipe_and_config(words)
+    if config.method in SOUND:
+        _describe_sounds(config, save)
+        return
+    if save is not None:
+        raise UserError("--save writes sound; decoded images are kept with data.cache=FOLDER")
     dataset = data.load(config.data, torch.device("cpu"))
     table = _table("", "")
     table.add_row("name", dataset.name)
@@ -116,6 +126,31 @@ def data_command(
     console.print(table)
 
 
+def _describe_sounds(config: Config, save: Path | None) -> None:
+    from stec.audio.arrays import save_arrays
+    from stec.audio.loading import open_sounds
+    from stec.audio.sounds import split
+
+    sounds = open_sounds(config)
+    parts = split(sounds, config.audio.test_speakers)
+    strangers = sorted({sounds.speakers[index] for index in parts.phones})
+    table = _table("", "")
+    table.add_row("name", sounds.name)
+    table.add_row("utterances", f"{len(sounds):,}, {sounds.seconds / 3600:.2f} hours at 16 kHz")
+    table.add_row(
+        "speakers", f"{len(set(sounds.speakers))}, of whom {len(strangers)} to test: {' '.join(strangers[:12])}"
+    )
+    classes = f"{len(sounds.classes)}: {' '.join(sounds.classes)}" if sounds.phones is not None else "no alignment"
+    table.add_row("phones", classes)
+    table.add_row("to train", f"{len(parts.train):,} utterances")
+    table.add_row("unreadable", str(len(sounds.skipped)))
+    table.add_row("fingerprint", sounds.fingerprint())
+    console.print(table)
+    if save is not None:
+        save_arrays(sounds, save)
+        _hint(f"written to {save}: data.source=arrays data.root={save}")
+
+
 @app.command()
 def views(
     words: Words = None,
@@ -126,6 +161,8 @@ def views(
     from stec.analysis.figures import draw_views
 
     _, config = _recipe_and_config(words or [])
+    if config.method in SOUND:
+        raise UserError(f"method={config.method} learns from sound, which has no pictures")
     draw_views(config, pairs).save(out)
     console.print(f"{out}: {pairs} pairs of views, the action drawn on the first of each")
 
@@ -148,8 +185,9 @@ def bench(
         raise UserError(f"--batch {batch}: expected whole numbers above 1, such as 256,1024")
     sizes = [int(size) for size in batch.split(",")] if batch else [config.batch_size]
     result = measure(config, sizes, seconds, compare, profile, streamed)
-    about = f"{result['method']}, {result['encoder']}, {result['size']} px, {result['precision']}, {result['device']}"
-    console.print(f"{about}; views per second", highlight=False, soft_wrap=True)
+    size = f"{result['size']} {'px' if result['unit'] == 'views' else 'samples'}"
+    about = f"{result['method']}, {result['encoder']}, {size}, {result['precision']}, {result['device']}"
+    console.print(f"{about}; {result['unit']} per second", highlight=False, soft_wrap=True)
     columns = ("batch", "training", "ceiling", "ratio", "views alone", "psi costs", "1st step", "memory")
     table = _table(*columns)
     for row in result["rows"]:
@@ -279,7 +317,9 @@ def _print_summary(summary: dict[str, Any], path: Path) -> None:
         for suffix, text in _BASELINES.items():
             values = [summary.get(f"{name}{suffix}") for name in ("phones", "speakers")]
             if any(value is not None for value in values):
-                table.add_row(text, *("-" if v is None else f"{v:.1f} %" for v in values), style="" if suffix else "bold")
+                table.add_row(
+                    text, *("-" if v is None else f"{v:.1f} %" for v in values), style="" if suffix else "bold"
+                )
     console.print(table)
     speeds = [f", {summary[key]:,} {name}" for key, name in SPEEDS.items() if summary.get(key)]
     console.print(f"{summary['seconds']:.0f} s of training{''.join(speeds)}; everything is in {path}", highlight=False)

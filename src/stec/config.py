@@ -19,7 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from stec.errors import UserError, nearest
 
-
 # Methods that learn from sound; all others learn from images.
 SOUND = ("cpc", "stec-cpc", "stec-cpc-actions")
 
@@ -28,7 +27,9 @@ SOUND = ("cpc", "stec-cpc", "stec-cpc-actions")
 class DataConfig:
     """Which images, from where, kept at which size."""
 
-    source: str = "shapes"  # shapes, arrays, folder, cifar10, cifar100, stl10, imagenet; sound: utterances, arrays, folder
+    source: str = (
+        "shapes"  # shapes, arrays, folder, cifar10, cifar100, stl10, imagenet; sound: utterances, arrays, folder
+    )
     root: str | None = None  # where the files are; `shapes` needs none
     size: int = 32  # side in pixels at which an image is kept (non-square images remember their true size)
     download: bool = False  # let torchvision download CIFAR and STL-10 into root
@@ -111,7 +112,7 @@ class AudioConfig:
     alignment: str | None = None  # folder only: file with the phones of all utterances, for the probe
     test_speakers: float = 0.25  # share of the speakers that are held out to test phones
     speakers: int = 16  # utterances only
-    utterances: int = 320  # utterances only
+    utterances: int = 240  # utterances only
 
 
 @dataclass(frozen=True)

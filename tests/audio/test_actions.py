@@ -105,5 +105,5 @@ def test_what_is_not_among_the_actions_is_not_done():
     assert torch.allclose(perform(tone, done, 1000, ["gain"]), tone * 10 ** (done.gain / 20))
     assert parse("gain+shift") == ["shift", "gain"]
     assert tuple(ACTIONS) == _SOUND_ACTIONS
-    with pytest.raises(UserError, match="manipulation.action=gain\\+pitsh: pitsh: choose from"):
+    with pytest.raises(UserError, match=r"manipulation.action=gain\+pitsh: pitsh: choose from"):
         parse("gain+pitsh")

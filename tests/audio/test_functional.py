@@ -27,7 +27,7 @@ def _slow(predictions, frames, utterances, negatives, pool):
 
                 def score(window, time, b=b, t=t, k=k):
                     pairs = zip(predictions[b, t, k - 1].tolist(), frames[window, time].tolist(), strict=True)
-                    return math.fsum(p * z for p, z in pairs) / math.sqrt(dim)
+                    return math.fsum(p * z for p, z in pairs) / dim
 
                 true = score(b, t + k)
                 others = []

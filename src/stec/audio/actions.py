@@ -1,7 +1,7 @@
 """Actions on sound, and the exact copy of what was done: shift, speed, band, noise, gain.
 
 A window x is cut out of its utterance, played faster or slower, filtered, overlaid with noise, and made louder or
-softer. The action from x to x' is what has to be done to x to hear x': as for images it is egocentric, in units of x itself.
+softer. The action from x to x' is what has to be done to x to hear x': egocentric, as for images, in units of x itself.
 With M_x(t) = start + speed t, which maps the time on the canvas of x to the time in the utterance, shift and speed are
 the two numbers of the affine map M_x^-1 M_x'. The paper has no actions on sound; these are ours.
 """

@@ -31,7 +31,8 @@ def read_alignment(path: Path) -> dict[str, Aligned]:
     if not path.is_file():
         raise UserError(f"audio.alignment={path}: no such file")
     try:
-        text = (gzip.open(path, "rt") if path.suffix == ".gz" else path.open()).read()
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UserError(f"audio.alignment={path}: cannot be read ({error})") from None
     found = {}

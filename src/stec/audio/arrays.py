@@ -1,14 +1,15 @@
 """Utterances in NumPy files of one folder, which need no further package to be read.
 
-    waveforms.npy    int16 (S,): all utterances at 16 kHz, one after the other
-    utterances.npz   offsets (U + 1,): where they begin and end; names (U,); speakers (U,); and, where phones are known,
-                     phones int16 (F,): one for each whole frame of 10 ms of every utterance, -1 where there is none;
-                     classes: names of the phones
+waveforms.npy    int16 (S,): all utterances at 16 kHz, one after the other
+utterances.npz   offsets (U + 1,): where they begin and end; names (U,); speakers (U,); and, where phones are known,
+                 phones int16 (F,): one for each whole frame of 10 ms of every utterance, -1 where there is none;
+                 classes: names of the phones
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,8 @@ WAVEFORMS, UTTERANCES = "waveforms.npy", "utterances.npz"
 def save_arrays(sounds: Sounds, root: Path) -> None:
     """Writes the files; the waveforms last."""
     make_room(root / UTTERANCES)
-    known = {} if sounds.phones is None else {"phones": sounds.phones, "classes": np.array(sounds.classes)}
-    about = {"offsets": sounds.offsets, "names": np.array(sounds.names), "speakers": np.array(sounds.speakers)}
+    known: dict[str, Any] = {} if sounds.phones is None else {"phones": sounds.phones, "classes": np.array(sounds.classes)}
+    about: dict[str, Any] = {"offsets": sounds.offsets, "names": np.array(sounds.names), "speakers": np.array(sounds.speakers)}
     with replacing(root / UTTERANCES) as part, part.open("wb") as file:
         np.savez_compressed(file, **about, **known)
     with replacing(root / WAVEFORMS) as part, part.open("wb") as file:

@@ -26,7 +26,8 @@ def info_nce(
     """InfoNCE per prediction step (van den Oord et al. 2018, equation 4): which frame comes k steps after t?
 
     In the paper's terms this is the time-sensitive identity model. The score of a candidate z is the inner product of
-    z with what was predicted from the context at t, over the square root of the dimension. The true frame is z_{t+k}.
+    z with what was predicted from the context at t, over their dimension: with larger scores, training begins by
+    learning nothing but where in a window the true frames are. The true frame is z_{t+k}.
 
     Args:
         predictions: (B, T - K, K, D): for the frames 1 ... K steps after t.
@@ -37,7 +38,7 @@ def info_nce(
     """
     batch, length, steps, dim = predictions.shape
     with torch.autocast(frames.device.type, enabled=False):
-        predictions, frames = predictions.float() / dim**0.5, frames.float()
+        predictions, frames = predictions.float() / dim, frames.float()
         scores = torch.einsum("btkd,bud->bktu", predictions, frames)  # (B, K, T - K, T): against the window's own
         times = torch.arange(length, device=frames.device)
         ahead = torch.arange(1, steps + 1, device=frames.device)

@@ -9,13 +9,14 @@ from stec.audio.arrays import open_arrays
 from stec.audio.files import open_folder
 from stec.audio.sounds import Sounds, join
 from stec.config import Config
+from stec.data.loading import SOURCES as IMAGES
 from stec.data.loading import worker_count
 from stec.errors import UserError, nearest
 
 SOURCES = {
-    "utterances": "for sound: utterances of twelve phones, synthesised on the spot; needs no files",
-    "arrays": "for sound: root/waveforms.npy and utterances.npz, which 'stec data RECIPE --save FOLDER' writes",
-    "folder": "for sound: a tree of FLAC, WAV or OGG files; its first folders are speakers, as in LibriSpeech",
+    "utterances": "utterances of twelve phones, synthesised on the spot; needs no files",
+    "arrays": "root/waveforms.npy and utterances.npz, as 'stec data RECIPE data.root=PATH --save FOLDER' writes them",
+    "folder": "a tree of FLAC, WAV or OGG files; its first folders are speakers, as in LibriSpeech",
 }
 _SECONDS = 3.0  # of a synthesised utterance, about
 
@@ -24,7 +25,8 @@ def open_sounds(config: Config) -> Sounds:
     """All utterances of the config's source."""
     source = config.data.source
     if source not in SOURCES:
-        raise UserError(f"data.source={source}: {nearest(source, SOURCES)} (for sound)")
+        hint = "start from a recipe such as audio/cpc" if source in IMAGES else nearest(source, SOURCES)
+        raise UserError(f"data.source={source}: method={config.method} learns from sound; {hint}")
     if source == "utterances":
         return synthesise(config.audio.speakers, config.audio.utterances)
     if config.data.root is None:

@@ -1,8 +1,8 @@
 """CPC alone, with the time-insensitive identity model (S-TEC), and with actions: what is computed for a batch.
 
-    windows -> z, c -> time-sensitive identity   which frame comes k steps later?          L_id
-                    -> time-insensitive identity  is this a piece of the same utterance?   lambda_identity
-                    -> manipulation               what was done between these two windows? lambda_manip
+windows -> z, c -> time-sensitive identity   which frame comes k steps later?          L_id
+                -> time-insensitive identity  is this a piece of the same utterance?   lambda_identity
+                -> manipulation               what was done between these two windows? lambda_manip
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ class Method(nn.Module):
             nn.Linear(context.units, audio.steps * dim, bias=False) for _ in range(directions)
         )
         identity = config.identity
-        self.projector = (
-            projector(context.dim, identity.hidden, identity.output) if pairing.identity else None
-        )
+        self.projector = projector(context.dim, identity.hidden, identity.output) if pairing.identity else None
         self.actions = actions.parse(config.manipulation.action) if pairing.manipulation else []
         if pairing.manipulation:
             limits = [component.limit for component in actions.components(self.actions)]
@@ -101,7 +99,9 @@ class Method(nn.Module):
             total = total + self.config.audio.lambda_identity * contrast.loss
         if self.pairing.manipulation:
             codes = self.bins(action)
-            logits = self.psi(torch.cat([_parts(first), _parts(second)], dim=1)).float().unflatten(1, (codes.shape[1], -1))
+            logits = (
+                self.psi(torch.cat([_parts(first), _parts(second)], dim=1)).float().unflatten(1, (codes.shape[1], -1))
+            )
             measured["manipulation"] = manipulation_cross_entropy(logits, codes)
             measured["manipulation_accuracy"] = (logits.argmax(dim=2) == codes).float().mean()
             total = total + self.config.lambda_manip * measured["manipulation"]

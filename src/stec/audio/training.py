@@ -45,6 +45,8 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     reporter.note("linear probes after training ...")
     summary |= {"method": config.method, **task.evaluate().accuracies(), **loop.describe()}
     summary |= {"data": sounds.name, "skipped_files": len(sounds.skipped)}
+    if summary.get("phones") is not None and "phones_untrained" in summary:
+        summary["phones_gain"] = round(summary["phones"] - summary["phones_untrained"], 2)
     folder.save_summary(summary)
     return summary
 
@@ -95,7 +97,9 @@ class Listening(Task):
         if not acts:
             return pieces, utterances, scales[:, None]  # no action
         first, second = (actions.draw(start, acts) for start in starts)
-        heard = [actions.perform(piece, done, window, acts) for piece, done in zip(pieces, (first, second), strict=True)]
+        heard = [
+            actions.perform(piece, done, window, acts) for piece, done in zip(pieces, (first, second), strict=True)
+        ]
         return torch.stack(heard), utterances, actions.egocentric(first, second, window, acts)
 
     def optimizer(self, rate: Tensor) -> Adam:

@@ -19,7 +19,8 @@ from stec.run import SUMMARY, RunFolder, replacing
 
 POINTS = 100  # of a learning curve that are kept
 CURVES = (
-    "identity", "identity_accuracy", "manipulation", "manipulation_accuracy", "turn", "turn_accuracy", "probe_accuracy",
+    "identity", "identity_accuracy", "utterance", "utterance_accuracy", "manipulation", "manipulation_accuracy",
+    "turn", "turn_accuracy", "probe_accuracy",
 )  # fmt: skip
 STORED = ("arrays", "folder")  # sources that hold any images
 
@@ -115,8 +116,9 @@ def read_run(path: Path, book: Book, data: str | None = None) -> Run:
     base = load(recipe) if recipe in recipe_names() else None
     words = differences(settings, settings_of(base, data)) if base is not None else []
     metrics = folder.metrics()
-    if summary["views_per_second"] is None and metrics:  # killed after its last epoch and resumed
-        summary["views_per_second"] = round(median(line["views_per_second"] for line in metrics))
+    for speed in ("views_per_second", "audio_seconds_per_second"):
+        if summary.get(speed, 0) is None and metrics:  # killed after its last epoch and resumed
+            summary[speed] = round(median(line[speed] for line in metrics))
     return Run(hash_of(settings), config.seed, data, recipe, words, settings, summary, thin(metrics))
 
 
