@@ -235,9 +235,10 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
     from stec.analysis.analyze import analyze as look
     from stec.run import RunFolder
 
-    for path in runs:
-        RunFolder.open(path)  # all, before the first is worked on
-    for path in runs:
+    sound = [RunFolder.open(path).config().method in SOUND for path in runs]  # all, before the first is worked on
+    for path in (path for path, is_sound in zip(runs, sound, strict=True) if is_sound):
+        _analyze_sound(path, images, seed)
+    for path in (path for path, is_sound in zip(runs, sound, strict=True) if not is_sound):
         with console.status(f"{path} ..."):
             found = look(path, images, seed)
         features, plane = found["centroids"]["features"], found["centroids"]["projection"]
@@ -256,6 +257,19 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
         _hint(f"figures and analysis.json are in {path / 'analysis'}")
 
 
+def _analyze_sound(path: Path, frames: int, seed: int) -> None:
+    from stec.audio.figures import write_figures
+    from stec.audio.study import study
+
+    with console.status(f"{path} ..."):
+        found = study(path, frames, seed)
+        write_figures(found, path / "analysis")
+    steps = ", ".join(f"{loss:.2f}" for loss in found.steps)
+    console.print(f"[bold]{escape(str(path))}[/bold]: {escape(found.config.method)}", highlight=False, soft_wrap=True)
+    console.print(f"loss per prediction step: {steps}", highlight=False, soft_wrap=True)
+    _hint(f"figures are in {path / 'analysis'}")
+
+
 @app.command()
 def report(
     runs: Runs,
@@ -269,10 +283,18 @@ def report(
     from stec.report.page import write_report
     from stec.run import RunFolder
 
-    for path in runs:
-        RunFolder.open(path)  # all, before the first is worked on
-    with console.status("looking at images ..."):
-        page, missing = write_report(runs, out, images, seed)
+    sound = [RunFolder.open(path).config().method in SOUND for path in runs]  # all, before the first is worked on
+    if any(sound) and not all(sound):
+        raise UserError("runs on images and runs on sound have nothing to share: make a page of each kind")
+    with console.status("looking ..."):
+        if all(sound):
+            from stec.audio.figures import write_page
+            from stec.audio.study import study
+
+            page = write_page([study(path, images, seed) for path in runs], runs, out)
+            missing: list[str] = []
+        else:
+            page, missing = write_report(runs, out, images, seed)
     for note in missing:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     size = f"{page.stat().st_size / 1e6:.1f} MB"
@@ -304,7 +326,6 @@ _RESULTS = {
     "linear_online": "online probe",
     "knn": "nearest neighbours",
 }
-_BASELINES = {"": "trained", "_untrained": "untrained", "_mfcc": "MFCC, 11 frames", "_majority": "most frequent"}
 
 
 def _print_summary(summary: dict[str, Any], path: Path) -> None:
@@ -313,8 +334,10 @@ def _print_summary(summary: dict[str, Any], path: Path) -> None:
         if summary.get(key) is not None:
             table.add_row(text, f"{summary[key]:.1f} %", style="bold" if key == "linear" else "")
     if "phones" in summary:
+        from stec.audio.figures import BASELINES
+
         table = _table("linear accuracy", "phones", "speakers")
-        for suffix, text in _BASELINES.items():
+        for suffix, text in BASELINES.items():
             values = [summary.get(f"{name}{suffix}") for name in ("phones", "speakers")]
             if any(value is not None for value in values):
                 table.add_row(

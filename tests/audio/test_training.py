@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from tiny_runs import Silent
 
 from stec.audio import probes
 from stec.audio.arrays import save_arrays
+from stec.audio.loading import synthesise
 from stec.audio.method import METHODS, Method
 from stec.audio.network import RATE
 from stec.audio.training import Listening
@@ -234,8 +237,6 @@ def test_bench_measures_training_beside_the_ceiling(stec):
     code, out, err = stec("bench", "audio/stec-cpc-actions", *words, "-o", "speed.json")
     assert code == 0, err
     assert "seconds of sound per second" in out
-    from pathlib import Path
-
     (row,) = json.loads(Path("speed.json").read_text())["rows"]
     assert row["of_ceiling"] == pytest.approx(row["end_to_end"] / row["ceiling"], abs=0.05)
     assert row["cost_of_manipulation"] is not None
@@ -287,15 +288,52 @@ def test_an_experiment_with_sound_runs_and_is_written_down(stec, tmp_path, sound
 
 def test_probed_features_are_the_contexts_of_the_last_epoch(finished):
     """The encoder's file alone gives the accuracy of the summary again."""
-    from safetensors.torch import load_file
-
+    from stec.audio import load as load_network
     from stec.audio.loading import open_sounds
-    from stec.audio.network import Network
     from stec.audio.sounds import split
 
     folder, summary = finished
-    network = Network("cpc-small")
-    network.load_state_dict(load_file(folder.path / "encoder.safetensors"))
+    network = load_network(folder.path)
     sounds = open_sounds(folder.config())
     found = probes.probe(probes.network_features(network), sounds, split(sounds, 0.25), torch.device("cpu"))
     assert found.accuracies() == {"phones": summary["phones"], "speakers": summary["speakers"]}
+    (folder.path / "text").write_text("no weights")
+    for path, message in ((folder.path / "text", "cannot be read"), (folder.path / "none", "no such file")):
+        with pytest.raises(UserError, match=message):
+            load_network(path)
+    (folder.path / "text").unlink()
+
+
+def test_figures_and_the_page_show_what_the_probe_measured(finished, stec):
+    pytest.importorskip("matplotlib")
+    folder, summary = finished
+    code, out, err = stec("analyze", str(folder.path), "--images", "60")
+    assert code == 0, err
+    assert "loss per prediction step" in out
+    names = {path.name for path in (folder.path / "analysis").iterdir()}
+    assert names == {f"{name}.{kind}" for name in ("steps", "confusion", "frames") for kind in ("png", "svg")}
+    code, _, err = stec("report", str(folder.path), "-o", "page.html", "--images", "60")
+    assert code == 0, err
+    page = Path("page.html").read_text()
+    assert f"{summary['phones']:.1f} %" in page
+    assert page.count("<svg") == 3
+    assert "src=" not in page, "it asks for nothing else"
+    shutil.rmtree(folder.path / "analysis")
+    code, _, err = stec("probe", str(folder.path))
+    assert (code, "is a run on sound" in err) == (2, True)
+
+
+def test_the_confusion_is_that_of_the_probe(finished):
+    pytest.importorskip("matplotlib")
+    from stec.audio.study import study
+
+    folder, summary = finished
+    found = study(folder.path, 40, 0)
+    sounds = synthesise(4, 16)
+    from stec.audio.sounds import split
+
+    labels = torch.cat([sounds.phones_of(index) for index in split(sounds, 0.25).phones])
+    share = torch.bincount(labels, minlength=13) / len(labels)
+    assert float(100 * (found.confusion.diagonal() * share).sum()) == pytest.approx(summary["phones"], abs=0.1)
+    assert found.projection.points.shape == (40, 2)
+    assert len(found.steps) == 3

@@ -23,8 +23,14 @@ WAVEFORMS, UTTERANCES = "waveforms.npy", "utterances.npz"
 def save_arrays(sounds: Sounds, root: Path) -> None:
     """Writes the files; the waveforms last."""
     make_room(root / UTTERANCES)
-    known: dict[str, Any] = {} if sounds.phones is None else {"phones": sounds.phones, "classes": np.array(sounds.classes)}
-    about: dict[str, Any] = {"offsets": sounds.offsets, "names": np.array(sounds.names), "speakers": np.array(sounds.speakers)}
+    known: dict[str, Any] = (
+        {} if sounds.phones is None else {"phones": sounds.phones, "classes": np.array(sounds.classes)}
+    )
+    about: dict[str, Any] = {
+        "offsets": sounds.offsets,
+        "names": np.array(sounds.names),
+        "speakers": np.array(sounds.speakers),
+    }
     with replacing(root / UTTERANCES) as part, part.open("wb") as file:
         np.savez_compressed(file, **about, **known)
     with replacing(root / WAVEFORMS) as part, part.open("wb") as file:

@@ -131,8 +131,9 @@ def _frames(figure: Figure, study: Study) -> None:
     for label, name in enumerate(study.classes):
         points = study.projection.points[study.phones == label]
         if len(points):
-            axes.scatter(*points.T, s=5, lw=0, color=colours[label], rasterized=True)
-            axes.annotate(name, points.median(dim=0).values.tolist(), fontsize=8, fontweight="bold", ha="center")
+            axes.scatter(points[:, 0], points[:, 1], s=5, lw=0, color=colours[label], rasterized=True)
+            across, up = points.median(dim=0).values.tolist()
+            axes.annotate(name, (across, up), fontsize=8, fontweight="bold", ha="center")
     axes.set(xticks=[], yticks=[], title=study.projection.method)
 
 

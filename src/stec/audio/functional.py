@@ -38,7 +38,7 @@ def info_nce(
     """
     batch, length, steps, dim = predictions.shape
     with torch.autocast(frames.device.type, enabled=False):
-        predictions, frames = predictions.float() / dim, frames.float()
+        predictions, frames = predictions.float() / dim**0.5, frames.float()
         scores = torch.einsum("btkd,bud->bktu", predictions, frames)  # (B, K, T - K, T): against the window's own
         times = torch.arange(length, device=frames.device)
         ahead = torch.arange(1, steps + 1, device=frames.device)

@@ -7,28 +7,32 @@ convolution is followed by a normalisation over the channels of each frame, with
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from stec.errors import UserError, nearest
+from stec.run import ENCODER
 
 RATE = 16_000  # samples per second of all that is heard here
 
 
 class Layer(NamedTuple):
-    """A convolution over time."""
+    """A convolution over time, without padding: where a window begins and ends must not be heard in its frames.
+
+    With zeros around it, training may learn nothing but that.
+    """
 
     kernel: int
     stride: int
-    padding: int
 
 
-# The paper's kernels and strides. With this padding, frame t is centred on the samples from 160 t to 160 (t + 1).
-LAYERS = (Layer(10, 5, 3), Layer(8, 4, 2), Layer(4, 2, 1), Layer(4, 2, 1), Layer(4, 2, 1))
+LAYERS = (Layer(10, 5), Layer(8, 4), Layer(4, 2), Layer(4, 2), Layer(4, 2))  # the paper's
 
 
 class Size(NamedTuple):
@@ -45,11 +49,10 @@ SIZES = {
 
 
 class Geometry(NamedTuple):
-    """Which samples a frame is made of: frame t sees samples from `first + t hop` on, `field` of them."""
+    """Which samples a frame is made of: frame t of those from `t hop` on, `field` of them."""
 
     field: int
     hop: int
-    first: int
 
     @property
     def seconds(self) -> float:
@@ -58,19 +61,18 @@ class Geometry(NamedTuple):
 
 
 def geometry(layers: Sequence[Layer] = LAYERS) -> Geometry:
-    """Receptive field, hop and place of the first frame of convolutions on top of each other."""
-    field, hop, first = 1, 1, 0
-    for kernel, stride, padding in layers:
+    """Receptive field and hop of convolutions on top of each other."""
+    field, hop = 1, 1
+    for kernel, stride in layers:
         field += (kernel - 1) * hop
-        first -= padding * hop
         hop *= stride
-    return Geometry(field, hop, first)
+    return Geometry(field, hop)
 
 
 def frame_count(samples: int, layers: Sequence[Layer] = LAYERS) -> int:
     """How many frames convolutions make of this many samples."""
-    for kernel, stride, padding in layers:
-        samples = max(0, (samples + 2 * padding - kernel) // stride + 1)
+    for kernel, stride in layers:
+        samples = max(0, (samples - kernel) // stride + 1)
     return samples
 
 
@@ -89,9 +91,8 @@ class Encoder(nn.Module):
         super().__init__()
         parts: list[nn.Module] = []
         inputs = 1
-        for kernel, stride, padding in LAYERS:
-            convolution = nn.Conv2d(inputs, channels, (1, kernel), (1, stride), (0, padding))
-            parts += [convolution, FrameNorm(channels), nn.ReLU(inplace=True)]
+        for kernel, stride in LAYERS:
+            parts += [nn.Conv2d(inputs, channels, (1, kernel), (1, stride)), FrameNorm(channels), nn.ReLU(inplace=True)]
             inputs = channels
         self.layers = nn.Sequential(*parts).to(memory_format=torch.channels_last)
         self.dim = channels
@@ -145,15 +146,39 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def features(self, waveforms: list[Tensor]) -> list[Tensor]:
-        """Waveforms (S_i,) of any lengths -> contexts (T_i, H), which do not depend on what else is in the list."""
+        """Waveforms (S_i,) of any lengths -> contexts (T_i, H), which do not depend on what else is in the list.
+
+        They are float32 at 16 kHz with a power of 1, as in training; frame t is that of the samples around 160 t + 80.
+        """
         with torch.backends.cudnn.flags(enabled=True, benchmark=False):  # every length would be tried out anew
             frames = [self.encoder.forward(padded(waveform)[None])[0] for waveform in waveforms]
             return self.context.ragged(frames)
 
 
+def load(path: str | Path) -> Network:
+    """Encoder and context of a run folder or of its `encoder.safetensors`, in evaluation mode; no code is run."""
+    path = Path(path).expanduser()
+    file = path / ENCODER if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{file}: no such file")
+    try:
+        with safe_open(file, "pt") as content:
+            about = content.metadata() or {}
+            weights = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 - it is no dictionary
+        network = Network(about["encoder"], about["bidirectional"] == "True")
+        network.load_state_dict(weights)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
+    except KeyError:
+        raise UserError(f"{file} holds no encoder of sound") from None
+    return network.requires_grad_(False).eval()
+
+
 def padded(waveform: Tensor) -> Tensor:
-    """With silence behind it where it is too short for a single frame."""
-    return F.pad(waveform, (0, max(0, geometry().field - len(waveform))))
+    """With silence around it: every 160 samples have a frame, which is centred on them."""
+    field, hop = geometry()
+    before = (field - hop) // 2
+    return F.pad(waveform, (before, max(field - hop - before, field - before - len(waveform))))
 
 
 def size_of(name: str) -> Size:

@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from stec.analysis.projection import Projection, has_umap, project
 from stec.audio.loading import open_sounds
-from stec.audio.network import Network
+from stec.audio.network import load
 from stec.audio.probes import labelled_frames, network_features
 from stec.audio.sounds import split
 from stec.config import Config
 from stec.errors import UserError
 from stec.evaluation.linear import fit_linear
-from stec.run import ENCODER, RunFolder
+from stec.run import RunFolder
 
 
 @dataclass(frozen=True)
@@ -34,17 +32,6 @@ class Study:
     confusion: Tensor | None  # (C, C): share of the frames of phone i that are taken for phone j
     projection: Projection | None  # of some frames of speakers to test
     phones: Tensor | None  # (N,) of these frames
-
-
-def load_network(path: Path) -> Network:
-    """The encoder and context of a run, in evaluation mode."""
-    config = RunFolder.open(path).config()
-    network = Network(config.encoder, config.audio.bidirectional)
-    try:
-        network.load_state_dict(load_file(path / ENCODER))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{path / ENCODER} cannot be read: {str(error).splitlines()[0]}") from None
-    return network.eval()
 
 
 def study(path: Path, frames: int, seed: int) -> Study:
@@ -65,7 +52,7 @@ def study(path: Path, frames: int, seed: int) -> Study:
     if sounds.phones is None:
         return Study(path.resolve().name, config, summary, steps, (), None, None, None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    features = network_features(load_network(path).to(device))
+    features = network_features(load(path).to(device))
     parts = split(sounds, config.audio.test_speakers)
     train, test = (labelled_frames(features, sounds, part, device) for part in (parts.train, parts.phones))
     predicted = fit_linear(*train, *test, len(sounds.classes)).predicted
@@ -74,6 +61,4 @@ def study(path: Path, frames: int, seed: int) -> Study:
     chosen = torch.randperm(len(test[1]), generator=torch.Generator().manual_seed(seed))[:frames]
     plane = project(test[0].cpu()[chosen], seed, "UMAP" if has_umap() else "PCA")
     confusion = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
-    return Study(
-        path.resolve().name, config, summary, steps, sounds.classes, confusion, plane, test[1].cpu()[chosen]
-    )
+    return Study(path.resolve().name, config, summary, steps, sounds.classes, confusion, plane, test[1].cpu()[chosen])
