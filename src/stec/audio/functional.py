@@ -26,8 +26,7 @@ def info_nce(
     """InfoNCE per prediction step (van den Oord et al. 2018, equation 4): which frame comes k steps after t?
 
     In the paper's terms this is the time-sensitive identity model. The score of a candidate z is the inner product of
-    z with what was predicted from the context at t, over their dimension: with larger scores, training begins by
-    learning nothing but where in a window the true frames are. The true frame is z_{t+k}.
+    z with what was predicted from the context at t, over the square root of the dimension. The true frame is z_{t+k}.
 
     Args:
         predictions: (B, T - K, K, D): for the frames 1 ... K steps after t.
@@ -42,20 +41,19 @@ def info_nce(
         scores = torch.einsum("btkd,bud->bktu", predictions, frames)  # (B, K, T - K, T): against the window's own
         times = torch.arange(length, device=frames.device)
         ahead = torch.arange(1, steps + 1, device=frames.device)
-        true = (times + ahead[:, None]).expand(batch, steps, length)[..., None]  # (B, K, T - K, 1)
-        positive = scores.gather(3, true)  # (B, K, T - K, 1)
-        others = []
-        if negatives != "other":
-            others.append(scores.scatter(3, true, -torch.inf))
+        true = (times + ahead[:, None]).expand(batch, steps, length)  # (B, K, T - K)
+        candidates = [scores]
+        if negatives == "other":
+            candidates, true = [scores.gather(3, true[..., None])], torch.zeros_like(true)
         if negatives != "same":
             assert pool is not None
             drawn = frames.flatten(0, 1)[pool]  # (N, D)
             own = utterances[pool // frames.shape[1]] == utterances[:, None]  # (B, N)
             elsewhere = torch.einsum("btkd,nd->bktn", predictions, drawn)
-            others.append(elsewhere.masked_fill(own[:, None, None], -torch.inf))
-        against = torch.cat(others, dim=3)
-        loss = torch.logsumexp(torch.cat([positive, against], dim=3), dim=3) - positive.squeeze(3)
-        right = positive.squeeze(3) > against.amax(dim=3)
+            candidates.append(elsewhere.masked_fill(own[:, None, None], -torch.inf))
+        logits = torch.cat(candidates, dim=3)
+        loss = F.cross_entropy(logits.flatten(0, 2), true.flatten(), reduction="none").view_as(true)
+        right = logits.argmax(dim=3) == true
         return Prediction(loss.mean(dim=(0, 2)), right.float().mean(dim=(0, 2)))
 
 

@@ -1,7 +1,7 @@
 """Utterances of twelve phones by synthetic speakers, made from a seed: speech data that need no files.
 
 A source (pulses of the glottis, noise of friction, or both) is shaped by formants that glide from phone to phone.
-Speakers differ in pitch, vocal tract, timbre, breath and pace; every utterance has its own loudness and background noise,
+Speakers differ in pitch, vocal tract, timbre, breath and pace; every utterance has its own loudness and noise,
 and every phone its own little deviation. All phones last whole frames of 10 ms, so that the labels are exact.
 """
 
