@@ -7,6 +7,7 @@ from scipy.fft import dct
 
 from stec.audio.network import Network
 from stec.audio.probes import (
+    has_phones,
     labelled_frames,
     majority,
     mfcc,
@@ -120,6 +121,23 @@ def test_the_most_frequent_answer(sounds):
     assert found["speakers_majority"] == 25.0
     one = join("x", [sounds.samples[:3200]], ["a"], ["s"], None, ())
     assert majority(one, split(one, 0.5)) == {"phones_majority": None, "speakers_majority": None}
+
+
+def test_phones_of_a_lone_speaker_are_tested_on_unheard_utterances_and_unknown_ones_not_at_all(sounds):
+    alone = Sounds(**{**sounds.__dict__, "speakers": ("she",) * len(sounds)})
+    parts = split(alone, 0.25)
+    assert len(parts.phones) == 2
+    assert set(parts.phones).isdisjoint(parts.train)
+    assert len(parts.train) == len(sounds) - 2
+    assert has_phones(alone, parts)
+    unknown = sounds.phones.copy()
+    for index in parts.phones:
+        first, last = sounds.frame_offsets()[index : index + 2]
+        unknown[first:last] = -1
+    partly = Sounds(**{**alone.__dict__, "phones": unknown})
+    assert not has_phones(partly, parts)
+    assert probe(mfcc_features, partly, parts, CPU).phones is None
+    assert majority(partly, parts)["phones_majority"] is None
 
 
 def test_features_come_from_a_network_in_evaluation_mode():

@@ -304,8 +304,9 @@ def test_probed_features_are_the_contexts_of_the_last_epoch(finished):
     (folder.path / "text").unlink()
 
 
-def test_figures_and_the_page_show_what_the_probe_measured(finished, stec):
+def test_figures_and_the_page_show_what_the_probe_measured(finished, stec, monkeypatch):
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr("stec.audio.study.has_umap", lambda: False)  # which takes long; tests/analysis has it
     folder, summary = finished
     code, out, err = stec("analyze", str(folder.path), "--images", "60")
     assert code == 0, err
@@ -323,10 +324,10 @@ def test_figures_and_the_page_show_what_the_probe_measured(finished, stec):
     assert (code, "is a run on sound" in err) == (2, True)
 
 
-def test_the_confusion_is_that_of_the_probe(finished):
-    pytest.importorskip("matplotlib")
+def test_the_confusion_is_that_of_the_probe(finished, monkeypatch):
     from stec.audio.study import study
 
+    monkeypatch.setattr("stec.audio.study.has_umap", lambda: False)
     folder, summary = finished
     found = study(folder.path, 40, 0)
     sounds = synthesise(4, 16)

@@ -9,6 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from stec.analysis.plots import FIRST, STYLE, class_colours
 from stec.audio.study import Study
 from stec.config import to_yaml
@@ -115,7 +117,7 @@ def _confusion(figure: Figure, study: Study) -> None:
     side = max(4.5, 0.28 * count + 1)
     figure.set_size_inches(side + 0.8, side)
     axes = figure.subplots()
-    image = axes.imshow(100 * study.confusion, cmap="Blues", vmin=0, vmax=100)
+    image = axes.imshow(100 * study.confusion.numpy(), cmap="Blues", vmin=0, vmax=100)
     axes.set_xticks(range(count), study.classes, rotation=90, fontsize=7)
     axes.set_yticks(range(count), study.classes, fontsize=7)
     axes.set(xlabel="taken for", ylabel="phone")
@@ -127,13 +129,14 @@ def _frames(figure: Figure, study: Study) -> None:
     assert study.phones is not None
     figure.set_size_inches(7, 5.5)
     axes = figure.subplots()
-    colours = class_colours(len(study.classes))
+    colours, plane = class_colours(len(study.classes)), study.projection.points.numpy()
     for label, name in enumerate(study.classes):
-        points = study.projection.points[study.phones == label]
+        points = plane[study.phones.numpy() == label]
         if len(points):
             axes.scatter(points[:, 0], points[:, 1], s=5, lw=0, color=colours[label], rasterized=True)
-            across, up = points.median(dim=0).values.tolist()
-            axes.annotate(name, (across, up), fontsize=8, fontweight="bold", ha="center")
+            axes.annotate(
+                name, (np.median(points[:, 0]), np.median(points[:, 1])), fontsize=8, fontweight="bold", ha="center"
+            )
     axes.set(xticks=[], yticks=[], title=study.projection.method)
 
 

@@ -38,7 +38,7 @@ class Probed:
 def probe(features: Features, sounds: Sounds, split: Split, device: torch.device) -> Probed:
     """Fits both classifiers. Phones are tested on speakers, speakers on utterances, that nobody has heard before."""
     phones = speakers = None
-    if sounds.phones is not None:
+    if has_phones(sounds, split):
         train, test = (labelled_frames(features, sounds, part, device) for part in (split.train, split.phones))
         phones = fit_linear(*train, *test, len(sounds.classes))
     if len(set(sounds.speakers)) > 1:
@@ -47,10 +47,17 @@ def probe(features: Features, sounds: Sounds, split: Split, device: torch.device
     return Probed(phones, speakers)
 
 
+def has_phones(sounds: Sounds, split: Split) -> bool:
+    """Whether there are frames with labels to learn from, and others to test on."""
+    if sounds.phones is None:
+        return False
+    return all(any((sounds.phones_of(index) >= 0).any() for index in part) for part in (split.train, split.phones))
+
+
 def majority(sounds: Sounds, split: Split) -> dict[str, float | None]:
     """What always saying the most frequent phone, or the speaker with most utterances, would give."""
     result: dict[str, float | None] = {"phones_majority": None, "speakers_majority": None}
-    if sounds.phones is not None:
+    if has_phones(sounds, split):
         train, test = (torch.cat([sounds.phones_of(index) for index in part]) for part in (split.train, split.phones))
         result["phones_majority"] = _share_of_mode(train[train >= 0], test[test >= 0])
     if len(set(sounds.speakers)) > 1:

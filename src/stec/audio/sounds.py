@@ -86,7 +86,7 @@ class Split:
     """Who is heard when. Nothing that a probe is tested on is heard before, by the networks or by the probe."""
 
     train: list[int]  # utterances to pretrain on, and to learn phones from
-    phones: list[int]  # to test phones on: all that the held-out speakers say
+    phones: list[int]  # to test phones on: all that the held-out speakers say (of a lone speaker, as `speakers`)
     speakers: list[int]  # to test speakers on: a tenth of what every speaker says
     known: list[int]  # to learn speakers from: all the rest of every speaker
 
@@ -111,7 +111,7 @@ def split(sounds: Sounds, test_speakers: float) -> Split:
     everything = range(len(sounds))
     return Split(
         train=[i for i in everything if sounds.speakers[i] not in strangers and i not in heard_out],
-        phones=[i for i in everything if sounds.speakers[i] in strangers],
+        phones=[i for i in everything if sounds.speakers[i] in strangers] or sorted(heard_out),
         speakers=[i for i in everything if i in heard_out],
         known=[i for i in everything if i not in heard_out],
     )

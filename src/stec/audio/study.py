@@ -12,7 +12,7 @@ from torch import Tensor
 from stec.analysis.projection import Projection, has_umap, project
 from stec.audio.loading import open_sounds
 from stec.audio.network import load
-from stec.audio.probes import labelled_frames, network_features
+from stec.audio.probes import has_phones, labelled_frames, network_features
 from stec.audio.sounds import split
 from stec.config import Config
 from stec.errors import UserError
@@ -49,11 +49,11 @@ def study(path: Path, frames: int, seed: int) -> Study:
         raise UserError(f"{path} is not finished: stec pretrain --resume {path} continues it")
     steps = [metrics[-1][f"identity_step{k}"] for k in range(1, config.audio.steps + 1)]
     sounds = open_sounds(config)
-    if sounds.phones is None:
+    parts = split(sounds, config.audio.test_speakers)
+    if not has_phones(sounds, parts):
         return Study(path.resolve().name, config, summary, steps, (), None, None, None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     features = network_features(load(path).to(device))
-    parts = split(sounds, config.audio.test_speakers)
     train, test = (labelled_frames(features, sounds, part, device) for part in (parts.train, parts.phones))
     predicted = fit_linear(*train, *test, len(sounds.classes)).predicted
     counts = torch.zeros(len(sounds.classes), len(sounds.classes), dtype=torch.float64)

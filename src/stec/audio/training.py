@@ -55,6 +55,8 @@ def _note_data(sounds: Sounds, parts: Split, windows: Windows, reporter: Reporte
     speakers = len(set(sounds.speakers))
     strangers = len({sounds.speakers[index] for index in parts.phones})
     labels = f"{len(sounds.classes)} phones" if sounds.phones is not None else "no alignment, so no phone probe"
+    if sounds.phones is not None and not probes.has_phones(sounds, parts):
+        labels = "no phones known of both training and test utterances, so no phone probe"
     kept = "resident" if windows.resident else "streamed"
     reporter.note(
         f"data: {sounds.name}, {len(sounds):,} utterances, {sounds.seconds / 60:,.0f} minutes, {speakers} speakers "
