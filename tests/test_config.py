@@ -83,7 +83,7 @@ def test_words_win_over_the_recipe_and_types_are_kept():
 def test_every_choice_can_be_made_with_a_word(key, choice):
     """YAML takes some words, such as yes and no, for something else."""
     group, _, name = key.rpartition(".")
-    config = load("default", [f"{key}={choice}"])
+    config = load("audio/cpc" if group == "audio" else "default", [f"{key}={choice}"])
     assert getattr(getattr(config, group) if group else config, name) == choice
 
 

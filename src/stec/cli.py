@@ -24,9 +24,10 @@ from stec.commands.screen import make_table as _table
 from stec.commands.screen import show_list as _list
 from stec.commands.words import Words
 from stec.commands.words import recipe_and_config as _recipe_and_config
-from stec.config import Config, load, read_recipe, recipe_names, to_yaml
+from stec.config import SOUND, Config, load, read_recipe, recipe_names, to_yaml
 from stec.errors import Stopped, UserError
 from stec.faults import describe
+from stec.progress import SPEEDS
 
 if TYPE_CHECKING:
     from stec.run import RunFolder
@@ -72,8 +73,7 @@ def pretrain(
     from stec.run import CONFIG, RunFolder
     from stec.training import pretrain as train
 
-    method = config.method.replace("*", "-star")  # no star in a path
-    path = out or Path("runs") / f"{Path(recipe).stem}-{method}-seed{config.seed}"
+    path = out or Path("runs") / _run_name(recipe, config)
     if auto:
         resume = path if (path / CONFIG).is_file() else None
     if resume is None:
@@ -100,9 +100,10 @@ def recipes() -> None:
 @app.command()
 def methods() -> None:
     """Lists the methods."""
+    from stec.audio.method import METHODS as SOUNDS
     from stec.method import METHODS
 
-    _list({name: pairing.about for name, pairing in METHODS.items()})
+    _list({name: pairing.about for name, pairing in (METHODS | SOUNDS).items()})
     _hint("stec pretrain method=NAME trains with one")
 
 
@@ -116,6 +117,8 @@ def views(
     from stec.analysis.figures import draw_views
 
     _, config = _recipe_and_config(words or [])
+    if config.method in SOUND:
+        raise UserError(f"method={config.method} learns from sound, which has no pictures")
     draw_views(config, pairs).save(out)
     console.print(f"{out}: {pairs} pairs of views, the action drawn on the first of each")
 
@@ -138,8 +141,9 @@ def bench(
         raise UserError(f"--batch {batch}: expected whole numbers above 1, such as 256,1024")
     sizes = [int(size) for size in batch.split(",")] if batch else [config.batch_size]
     result = measure(config, sizes, seconds, compare, profile, streamed)
-    about = f"{result['method']}, {result['encoder']}, {result['size']} px, {result['precision']}, {result['device']}"
-    console.print(f"{about}; views per second", highlight=False, soft_wrap=True)
+    size = f"{result['size']} {'px' if result['unit'] == 'views' else 'samples'}"
+    about = f"{result['method']}, {result['encoder']}, {size}, {result['precision']}, {result['device']}"
+    console.print(f"{about}; {result['unit']} per second", highlight=False, soft_wrap=True)
     columns = ("batch", "training", "ceiling", "ratio", "views alone", "psi costs", "1st step", "memory")
     table = _table(*columns)
     for row in result["rows"]:
@@ -192,9 +196,10 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
     from stec.analysis.analyze import analyze as look
     from stec.run import RunFolder
 
-    for path in runs:
-        RunFolder.open(path)  # all, before the first is worked on
-    for path in runs:
+    sound = [RunFolder.open(path).config().method in SOUND for path in runs]  # all, before the first is worked on
+    for path in (path for path, is_sound in zip(runs, sound, strict=True) if is_sound):
+        _analyze_sound(path, images, seed)
+    for path in (path for path, is_sound in zip(runs, sound, strict=True) if not is_sound):
         with console.status(f"{path} ..."):
             found = look(path, images, seed)
         features, plane = found["centroids"]["features"], found["centroids"]["projection"]
@@ -213,6 +218,19 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
         _hint(f"figures and analysis.json are in {path / 'analysis'}")
 
 
+def _analyze_sound(path: Path, frames: int, seed: int) -> None:
+    from stec.audio.figures import write_figures
+    from stec.audio.study import study
+
+    with console.status(f"{path} ..."):
+        found = study(path, frames, seed)
+        write_figures(found, path / "analysis")
+    steps = ", ".join(f"{loss:.2f}" for loss in found.steps)
+    console.print(f"[bold]{escape(str(path))}[/bold]: {escape(found.config.method)}", highlight=False, soft_wrap=True)
+    console.print(f"loss per prediction step: {steps}", highlight=False, soft_wrap=True)
+    _hint(f"figures are in {path / 'analysis'}")
+
+
 @app.command()
 def report(
     runs: Runs,
@@ -224,12 +242,21 @@ def report(
 ) -> None:
     """Writes one HTML page about runs: curves, tables, a map of their features, pairs of views, an action explorer."""
     from stec.report.page import write_report
-    from stec.run import RunFolder
+    from stec.run import RunFolder, is_transfer
 
-    for path in runs:
-        RunFolder.open(path)  # all, before the first is worked on
-    with console.status("looking at images ..."):
-        page, missing = write_report(runs, out, images, seed)
+    folders = [RunFolder.open(path) for path in runs]  # all, before the first is worked on
+    sound = [not is_transfer(folder.path) and folder.config().method in SOUND for folder in folders]
+    if any(sound) and not all(sound):
+        raise UserError("runs on images and runs on sound have nothing to share: make a page of each kind")
+    with console.status("looking ..."):
+        if all(sound):
+            from stec.audio.figures import write_page
+            from stec.audio.study import study
+
+            page = write_page([study(path, images, seed) for path in runs], runs, out)
+            missing: list[str] = []
+        else:
+            page, missing = write_report(runs, out, images, seed)
     for note in missing:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     size = f"{page.stat().st_size / 1e6:.1f} MB"
@@ -256,20 +283,39 @@ def _same_run(config: Config, folder: RunFolder) -> Config:
     return config
 
 
+def _run_name(recipe: str, config: Config) -> str:
+    method = config.method.replace("*", "-star")  # no star in a path
+    name = recipe.replace("/", "-") if recipe in recipe_names() else Path(recipe).stem
+    return f"{name if name == f'audio-{method}' else f'{name}-{method}'}-seed{config.seed}"
+
+
+_RESULTS = {
+    "linear": "linear accuracy, trained encoder",
+    "linear_untrained": "same encoder untrained",
+    "linear_pixels": "pixels",
+    "linear_online": "online probe",
+    "knn": "nearest neighbours",
+}
+
+
 def _print_summary(summary: dict[str, Any], path: Path) -> None:
     table = _table("", "")
-    for key, text in (
-        ("linear", "linear accuracy, trained encoder"),
-        ("linear_untrained", "same encoder untrained"),
-        ("linear_pixels", "pixels"),
-        ("linear_online", "online probe"),
-        ("knn", "nearest neighbours"),
-    ):
+    for key, text in _RESULTS.items():
         if summary.get(key) is not None:
             table.add_row(text, f"{summary[key]:.1f} %", style="bold" if key == "linear" else "")
+    if "phones" in summary:
+        from stec.audio.figures import BASELINES
+
+        table = _table("linear accuracy", "phones", "speakers")
+        for suffix, text in BASELINES.items():
+            values = [summary.get(f"{name}{suffix}") for name in ("phones", "speakers")]
+            if any(value is not None for value in values):
+                table.add_row(
+                    text, *("-" if v is None else f"{v:.1f} %" for v in values), style="" if suffix else "bold"
+                )
     console.print(table)
-    speed = f", {summary['views_per_second']:,} views/s" if summary["views_per_second"] else ""
-    console.print(f"{summary['seconds']:.0f} s of training{speed}; everything is in {path}", highlight=False)
+    speeds = [f", {summary[key]:,} {name}" for key, name in SPEEDS.items() if summary.get(key)]
+    console.print(f"{summary['seconds']:.0f} s of training{''.join(speeds)}; everything is in {path}", highlight=False)
 
 
 def main() -> None:

@@ -19,12 +19,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from stec.errors import UserError, nearest
 
+# Methods that learn from sound; all others learn from images.
+SOUND = ("cpc", "stec-cpc", "stec-cpc-actions")
+
 
 @dataclass(frozen=True)
 class DataConfig:
     """Which images, from where, kept at which size."""
 
-    source: str = "shapes"  # shapes, arrays, folder, cifar10, cifar100, stl10, imagenet, shards
+    # shapes, arrays, folder, cifar10, cifar100, stl10, imagenet, shards; of sound: utterances, arrays, folder
+    source: str = "shapes"
     root: str | None = None  # where the files are; `shapes` needs none
     size: int = 32  # side in pixels at which an image is kept (non-square images remember their true size)
     download: bool = False  # let torchvision download CIFAR and STL-10 into root
@@ -97,11 +101,28 @@ class TurnConfig:
 
 
 @dataclass(frozen=True)
+class AudioConfig:
+    """Learning from sound: contrastive predictive coding, for the methods in SOUND."""
+
+    window: int = 20480  # samples at 16 kHz of a window; every utterance in a batch gives two
+    steps: int = 12  # frames that are predicted
+    negatives: str = "same"  # frames to tell the true one from: of the same window; of other utterances; both
+    pool: int = 512  # frames of other utterances that are drawn for that
+    bidirectional: bool = False  # also a context that runs backwards, and predicts the past
+    lambda_identity: float = 1.0  # weight of the time-insensitive identity model, in methods that have it
+    pieces: str = "windows"  # what that one compares: the means of two windows, or a frame of each: frames
+    alignment: str | None = None  # folder only: file with the phones of all utterances, for the probe
+    test_speakers: float = 0.25  # share of the speakers that are held out to test phones
+    speakers: int = 16  # utterances only
+    utterances: int = 240  # utterances only
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """Which steps, with linear warm-up and cosine decay."""
 
-    name: str = "lars"  # lars: SGD with momentum, scaled by layer; adamw: for vision transformers
-    rate: float = 1.0  # learning rate per 256 images in the batch
+    name: str = "lars"  # lars: SGD with momentum, scaled by layer; adamw: for vision transformers. Sound: always Adam
+    rate: float = 1.0  # learning rate per 256 images in the batch; for sound the rate itself
     momentum: float = 0.9  # adamw: decay of the mean gradient
     weight_decay: float = 1e-6
     trust: float = 0.001  # lars: trust coefficient; 0 is plain SGD
@@ -124,6 +145,7 @@ class Config:
     identity: IdentityConfig = field(default_factory=IdentityConfig)
     manipulation: ManipulationConfig = field(default_factory=ManipulationConfig)
     turn: TurnConfig = field(default_factory=TurnConfig)
+    audio: AudioConfig = field(default_factory=AudioConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     device: str = "auto"  # auto, cpu, cuda
     devices: int = 1  # how many
@@ -132,23 +154,43 @@ class Config:
     log_every: int = 50  # steps between two lines of metrics.jsonl
     checkpoint_every: int = 10  # epochs between two checkpoints; the last epoch always has one
     checkpoint_minutes: float = 10  # minutes between two checkpoints, if the epochs are longer; 0: after every step
-    baselines: bool = False  # also fit linear classifiers on the untrained encoder and on pixels
+    baselines: bool = False  # also fit linear classifiers on the untrained encoder and on pixels or MFCC
+
+
+def foreign_groups(config: Config) -> tuple[str, ...]:
+    """Groups of keys that belong to the other kind of data, images or sound."""
+    return ("views", "turn") if config.method in SOUND else ("audio",)
 
 
 def to_yaml(config: Any) -> str:
-    """The whole tree as YAML, readable by `load`."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    """The tree as YAML, readable by `load`; without groups of keys that mean nothing to this run."""
+    tree: Any = OmegaConf.to_container(OmegaConf.structured(config))
+    for group in foreign_groups(config) if isinstance(config, Config) else ():
+        del tree[group]
+    return OmegaConf.to_yaml(tree)
 
 
 def recipe_names(of: str = "") -> list[str]:
-    """The recipes that come with the package: for pretraining, or for what a folder of them is named after."""
-    folder = resources.files("stec") / "recipes" / of
-    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+    """The recipes that come with the package: for pretraining, or for what a folder of them is named after.
+
+    Those for pretraining on sound are in a folder, too, which is part of their names: `audio/cpc`.
+    """
+    folders = {"": of} if of else {"": "", "audio/": "audio"}
+    return sorted(
+        prefix + path.name.removesuffix(".yaml")
+        for prefix, folder in folders.items()
+        for path in (resources.files("stec") / "recipes" / folder).iterdir()
+        if path.name.endswith(".yaml")
+    )
 
 
 def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
     """A recipe (its name, or the path of a YAML file) with `key=value` words laid over it."""
     config: Config = load_as(Config, recipe, words)
+    for group in foreign_groups(config):
+        if group in _dotlist(words):
+            data = "sound" if config.method in SOUND else "images"
+            raise UserError(f"{group}: method={config.method} learns from {data}, for which these keys mean nothing")
     check_values(config)
     return config
 
@@ -279,17 +321,20 @@ def _tuples(config: Any) -> Any:
 
 
 _CHOICES = {
-    "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet", "shards"),
+    "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet", "shards", "utterances"),
     "data.resident": ("auto", "always", "never"),
     "manipulation.readout": ("classification", "regression"),
     "manipulation.bins": ("uniform", "quantile"),
     "manipulation.components": ("all", "informative"),
     "optimizer.name": ("lars", "adamw"),
+    "audio.negatives": ("same", "other", "both"),
+    "audio.pieces": ("windows", "frames"),
     "device": ("auto", "cpu", "cuda"),
     "precision": ("auto", "bf16", "32"),
     "compile": ("auto", "always", "never", "tuned"),
 }
 _ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
+_SOUND_ACTIONS = ("shift", "speed", "band", "noise", "gain")
 _AT_LEAST = {
     "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "checkpoint_minutes": 0,
     "lambda_manip": 0, "lambda_turn": 0, "turn.hidden": 1,
@@ -299,6 +344,8 @@ _AT_LEAST = {
     "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
     "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0, "optimizer.momentum": 0,
     "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.warmup_epochs": 0,
+    "audio.window": 465, "audio.steps": 1, "audio.pool": 1, "audio.lambda_identity": 0, "audio.speakers": 1,
+    "audio.utterances": 1,
 }  # fmt: skip
 _PROBABILITIES = ("mirror", "jitter_probability", "grey", "blur", "solarize")
 
@@ -319,8 +366,9 @@ def check_values(config: Config) -> None:
     for key, choices in _CHOICES.items():
         require(value_of(key) in choices, key, nearest(str(value_of(key)), choices))
     actions = config.manipulation.action.split("+")
+    known = _SOUND_ACTIONS if config.method == "stec-cpc-actions" else _ACTIONS
     for action in actions:
-        require(action in _ACTIONS, "manipulation.action", nearest(action, _ACTIONS))
+        require(action in known or config.method in SOUND[:2], "manipulation.action", nearest(action, known))
     require(len(set(actions)) == len(actions), "manipulation.action", "names an action twice")
     for key, least in _AT_LEAST.items():
         require(value_of(key) is None or value_of(key) >= least, key, f"must be at least {least}")
@@ -343,5 +391,6 @@ def check_values(config: Config) -> None:
         "must be at least 2: normalised with their queries, keys are told from the queue by their batch norm statistics"
     )
     require(config.identity.groups >= 2, "identity.groups", leak)
+    require(0 < config.audio.test_speakers < 1, "audio.test_speakers", "must be above 0 and below 1")
     require(config.optimizer.momentum < 1, "optimizer.momentum", "must be below 1")
     require(config.optimizer.warmup_epochs <= config.epochs, "optimizer.warmup_epochs", "is longer than the run")

@@ -13,6 +13,11 @@ from rich.table import Column
 from stec.reporter import Progress
 
 PLAIN_SECONDS = 10  # between two plain lines
+SPEEDS = {
+    "views_per_second": "views/s",
+    "images_per_second": "images/s",
+    "audio_seconds_per_second": "seconds of sound/s",
+}
 WIDE = 130  # columns of a terminal that has room for a bar
 
 
@@ -66,9 +71,7 @@ def describe(progress: Progress) -> str:
             parts.append(f"{name} {value:.2f} ({100 * m[f'{name}_accuracy']:.0f} %)")
         elif whole != name and whole not in m:
             parts.append(f"{whole} {100 * value:.0f} %")
-    parts += [
-        f"{value:,.0f} {name.removesuffix('_per_second')}/s" for name, value in m.items() if "_per_second" in name
-    ]
+    parts += [f"{m[key]:,.0f} {name}" for key, name in SPEEDS.items() if key in m]
     seconds = (progress.steps - progress.step) * progress.seconds / progress.step
     parts.append("done" if progress.step == progress.steps else f"{clock(seconds)} left")
     return "  ".join(parts)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from stec import data
 from stec.checkpoint import to_host
-from stec.config import Config, DataConfig
+from stec.config import SOUND, Config, DataConfig
 from stec.data import DataSet
 from stec.encoder import Description
 from stec.engine import Fabric, Loop, Task, make_fabric
@@ -77,6 +77,10 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
 
     With several processes, all but the first return nothing.
     """
+    if config.method in SOUND:
+        from stec.audio.training import pretrain as listen
+
+        return listen(config, folder, reporter, resume)
     config = dataclasses.replace(config, manipulation=fix_settings(config.method, config.manipulation))
     check_pairing(config)
     fabric = make_fabric(config)

@@ -10,6 +10,8 @@ from typer.core import TyperGroup
 
 from stec.commands.screen import console, counting, hint, make_table, say, show_list
 from stec.commands.words import Words, recipe_and_config
+from stec.config import SOUND, Config
+from stec.errors import UserError
 
 
 class _Group(TyperGroup):
@@ -34,16 +36,27 @@ def _list(context: typer.Context) -> None:
 
         show_list(SOURCES)
         hint("stec data folder data.root=PATH checks and describes your own images")
+        hint("stec data audio/librispeech data.root=PATH does the same for sound files or arrays of sound")
 
 
 @app.command()
-def describe(words: Words = None) -> None:
+def describe(
+    words: Words = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Sound: also write it as arrays, which are read anywhere.")
+    ] = None,
+) -> None:
     """Prepares the data of a recipe or of keys, and describes it. The word `describe` can be left out."""
     import torch
 
     from stec import data
 
     _, config = recipe_and_config(words or [])
+    if config.method in SOUND:
+        _describe_sounds(config, save)
+        return
+    if save is not None:
+        raise UserError("--save writes sound; decoded images are kept with data.cache=FOLDER")
     dataset = data.load(config.data, torch.device("cpu"))
     table = make_table("", "")
     table.add_row("name", dataset.name)
@@ -58,6 +71,31 @@ def describe(words: Words = None) -> None:
     console.print(table)
 
 
+def _describe_sounds(config: Config, save: Path | None) -> None:
+    from stec.audio.arrays import save_arrays
+    from stec.audio.loading import open_sounds
+    from stec.audio.sounds import split
+
+    sounds = open_sounds(config)
+    parts = split(sounds, config.audio.test_speakers)
+    strangers = sorted({sounds.speakers[index] for index in parts.phones})
+    table = make_table("", "")
+    table.add_row("name", sounds.name)
+    table.add_row("utterances", f"{len(sounds):,}, {sounds.seconds / 3600:.2f} hours at 16 kHz")
+    table.add_row(
+        "speakers", f"{len(set(sounds.speakers))}, of whom {len(strangers)} to test: {' '.join(strangers[:12])}"
+    )
+    classes = f"{len(sounds.classes)}: {' '.join(sounds.classes)}" if sounds.phones is not None else "no alignment"
+    table.add_row("phones", classes)
+    table.add_row("to train", f"{len(parts.train):,} utterances")
+    table.add_row("unreadable", str(len(sounds.skipped)))
+    table.add_row("fingerprint", sounds.fingerprint())
+    console.print(table)
+    if save is not None:
+        save_arrays(sounds, save)
+        hint(f"written to {save}: data.source=arrays data.root={save}")
+
+
 @app.command()
 def shard(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="To be made.")],
@@ -68,6 +106,8 @@ def shard(
     from stec.data.sharding import write_shards
 
     _, config = recipe_and_config(words or [])
+    if config.method in SOUND:
+        raise UserError("shards hold images; sound is kept as arrays: stec data RECIPE --save FOLDER")
     with counting("images") as counter:
         written = write_shards(config.data, out, megabytes, counter)
     images = ", ".join(f"{number:,} images to {split}" for split, number in written.images.items())

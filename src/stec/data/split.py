@@ -202,11 +202,11 @@ def report_failures(failures: Iterable[Failure], consequence: str) -> None:
         logger.warning("cannot read %s (%s): %s", failure.name, failure.reason, consequence)
 
 
-def check_failures(failures: Sequence[Failure], number: int) -> None:
+def check_failures(failures: Sequence[Failure], number: int, what: str = "images") -> None:
     """Stop if more than one percent of this many images are unreadable."""
     if len(failures) > allowed_failures(number):
         names = ", ".join(failure.name for failure in failures[:3])
         more = ", ..." if len(failures) > 3 else ""
         raise UserError(
-            f"more than 1 % of {number} images cannot be read ({names}{more}): repair or remove these files"
+            f"more than 1 % of {number} {what} cannot be read ({names}{more}): repair or remove these files"
         )

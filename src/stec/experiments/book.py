@@ -18,7 +18,8 @@ from stec.transfer.config import recipe_names as transfer_recipes
 
 POINTS = 100  # of a learning curve that are kept
 CURVES = (
-    "identity", "identity_accuracy", "manipulation", "manipulation_accuracy", "turn", "turn_accuracy", "probe_accuracy",
+    "identity", "identity_accuracy", "utterance", "utterance_accuracy", "manipulation", "manipulation_accuracy",
+    "turn", "turn_accuracy", "probe_accuracy",
 )  # fmt: skip
 STORED = ("arrays", "folder", "shards")  # sources that hold any images
 
@@ -126,8 +127,9 @@ def _read_run(path: Path, book: Book, data: str | None) -> Run:
     settings = settings_of(config, data, start)
     words = differences(settings, settings_of(base, data, start)) if base is not None else []
     metrics = folder.metrics()
-    if summary.get("views_per_second", 0) is None and metrics:  # killed after its last epoch and resumed
-        summary["views_per_second"] = round(median(line["views_per_second"] for line in metrics))
+    for speed in ("views_per_second", "audio_seconds_per_second"):
+        if summary.get(speed, 0) is None and metrics:  # killed after its last epoch and resumed
+            summary[speed] = round(median(line[speed] for line in metrics))
     return Run(hash_of(settings), config.seed, data, recipe, words, settings, summary, thin(metrics))
 
 

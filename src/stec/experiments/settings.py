@@ -7,7 +7,7 @@ import hashlib
 import json
 from typing import Any
 
-from stec.config import Config
+from stec.config import SOUND, Config
 from stec.method import METHODS, Pairing, fix_settings, pairing_of
 from stec.transfer.config import TASKS, TransferConfig
 
@@ -17,7 +17,7 @@ Settings = dict[str, Any]  # dotted key -> value
 NEUTRAL = frozenset(
     {
         "seed", "data.source", "data.root", "data.download", "data.resident", "data.workers", "data.cache",
-        "data.cache_gb", "data.test_root",
+        "data.cache_gb", "data.test_root", "audio.alignment",
         "device", "devices", "compile", "log_every", "checkpoint_every", "checkpoint_minutes", "baselines",
     }
 )  # fmt: skip
@@ -33,6 +33,8 @@ def settings_of(config: Config | TransferConfig, data: str, start: str = "") -> 
     """
     if isinstance(config, TransferConfig):
         return _transfer_settings(config, data, start)
+    if config.method in SOUND:
+        return {"data": data, **_settings_of_sound(config, data)}
     pairing = pairing_of(config.method)
     turn = pairing.turn if config.lambda_turn is None else config.lambda_turn
     config = dataclasses.replace(
@@ -41,14 +43,40 @@ def settings_of(config: Config | TransferConfig, data: str, start: str = "") -> 
         lambda_turn=turn,
         manipulation=fix_settings(config.method, config.manipulation),
     )
-    unused = ["data.train_images", "data.test_images"] if data != "shapes" else []
+    unused = ["audio."]
+    if data != "shapes":
+        unused += ["data.train_images", "data.test_images"]
     if not pairing.manipulation:
         unused += ["lambda_manip", "manipulation."]
     if not turn:
         unused += ["lambda_turn", "turn."]
+    return {"data": data, **_without(config, unused)}
+
+
+def _settings_of_sound(config: Config, data: str) -> Settings:
+    from stec.audio.method import METHODS
+
+    unused = ["data.", "views.", "turn.", "lambda_turn", "optimizer.momentum", "optimizer.trust"]
+    used = ["identity.temperature", "identity.hidden", "identity.output"]
+    used += ["manipulation.action", "manipulation.k", "manipulation.hidden"]
+    pairing = METHODS[config.method]
+    if not pairing.identity:
+        unused += ["audio.lambda_identity", "audio.pieces"]
+        used = [key for key in used if not key.startswith("identity.")]
+    if not pairing.manipulation:
+        unused.append("lambda_manip")
+        used = [key for key in used if not key.startswith("manipulation.")]
+    if config.audio.negatives == "same":
+        unused.append("audio.pool")
+    if data != "utterances":
+        unused += ["audio.speakers", "audio.utterances"]
+    kept = _without(config, unused)
+    return {k: v for k, v in kept.items() if not k.startswith(("identity.", "manipulation.")) or k in used}
+
+
+def _without(config: Config, unused: list[str]) -> Settings:
     flat = _flatten(dataclasses.asdict(config))
-    kept = {k: v for k, v in flat.items() if k not in NEUTRAL and not k.startswith(tuple(unused))}
-    return {"data": data, **kept}
+    return {k: v for k, v in flat.items() if k not in NEUTRAL and not k.startswith(tuple(unused))}
 
 
 def _transfer_settings(config: TransferConfig, data: str, start: str) -> Settings:
