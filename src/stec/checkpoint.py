@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from threading import Thread
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -69,6 +70,8 @@ def read(path: Path) -> dict[str, Any]:
     try:
         _check_seal(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError:
+        raise DamagedError("it holds more than tensors and plain values, which is all that is read") from None
     except Exception as error:  # a damaged file raises nearly anything
         raise DamagedError(" ".join((str(error) or type(error).__name__).split("\n", 1)[0].split())) from None
     if not isinstance(state, dict):
@@ -88,10 +91,10 @@ def read_newest(folder: RunFolder, warn: Callable[[str], None]) -> tuple[dict[st
             damaged.append(f"{path.name} is damaged ({error})")
             continue
         if damaged:
-            warn(f"warning: {damaged[0]}: going back to the one before, {path.name}")
+            warn(f"{damaged[0]}: going back to the one before, {path.name}")
         return state, path
     if damaged:
-        raise UserError(f"{folder.path}: {', and '.join(damaged)}: this run cannot be continued; start it anew")
+        raise UserError(f"{folder.path} cannot be read: {', and '.join(damaged)}")
     return None
 
 

@@ -301,7 +301,7 @@ class Loop:
 
     def _resume(self) -> None:
         """Continues from the last checkpoint, if there is one."""
-        found = checkpoint.read_newest(self.folder, self.reporter.note)
+        found = checkpoint.read_newest(self.folder, lambda text: self.reporter.note(f"warning: {text}"))
         if found is None:
             self.reporter.note("no checkpoint yet: starting from the beginning")
             if self.fabric.is_global_zero:
