@@ -268,7 +268,7 @@ def test_two_processes_make_one_run(tmp_path):
     words = [*TINY, "device=cpu", "devices=2", "--out", str(tmp_path / "run")]
     command = [sys.executable, "-m", "stec", "pretrain", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.count("linear accuracy, trained encoder") == 1
     folder = stec.training.RunFolder.open(tmp_path / "run")
     assert [record["step"] for record in folder.metrics()] == [2, 4, 6, 8, 10, 12]

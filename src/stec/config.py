@@ -148,7 +148,7 @@ class Config:
     audio: AudioConfig = field(default_factory=AudioConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     device: str = "auto"  # auto, cpu, cuda
-    devices: int = 1  # how many
+    devices: int = 1  # how many on this machine, each with its process; torchrun and SLURM bring their own number
     precision: str = "auto"  # auto: bf16 on a GPU that has it, else 32; or bf16, 32
     compile: str = "auto"  # auto: on a GPU; always; never; tuned: takes minutes, once, for a few percent of speed
     log_every: int = 50  # steps between two lines of metrics.jsonl
