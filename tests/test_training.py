@@ -270,7 +270,7 @@ def test_two_processes_make_one_run(train, tmp_path):
     assert json.loads((folder.path / "summary.json").read_text())["processes"] == 2
     alone, _ = train("alone")
     # Other batch norm statistics, other augmentations: not the same run, but as far in learning.
-    assert folder.metrics()[-1]["identity"] == pytest.approx(alone.metrics()[-1]["identity"], rel=0.1)
+    assert folder.metrics()[-1]["identity"] == pytest.approx(alone.metrics()[-1]["identity"], rel=0.2)
 
 
 @pytest.mark.slow
