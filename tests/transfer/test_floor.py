@@ -33,8 +33,8 @@ def score(start, task, *words):
 
 @pytest.mark.slow
 def test_detection(pretrained):
-    words = ("epochs=6", "detection.anchors=[14,20]", "detection.regions_per_image=16", "detection.proposals=32")
-    assert score(pretrained, "detection", *words)["ap50"] > 15  # untrained: about 1
+    words = ("epochs=4", "detection.anchors=[14,20]", "detection.regions_per_image=16", "detection.proposals=32")
+    assert score(pretrained, "detection", *words)["ap50"] > 20  # untrained: about 1
 
 
 @pytest.mark.slow

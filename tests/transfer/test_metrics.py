@@ -127,6 +127,17 @@ def test_coco_precision_of_perfect_boxes_and_of_absent_classes():
     assert math.isnan(values["ap_by_class"][1])
 
 
+def test_coco_precision_by_class_has_the_mean_of_all():
+    pytest.importorskip("pycocotools")
+    found, marked = random_images(1)
+    values = coco_precision(found, marked, classes=3)
+    assert 0 < values["ap75"] < values["ap"] < 100
+    assert np.mean(values["ap_by_class"]) == pytest.approx(values["ap"])
+    assert np.mean(values["ap75_by_class"]) == pytest.approx(values["ap75"])
+    ours = voc_precision(found, marked, 3, overlap=0.75).area.tolist()
+    assert values["ap75_by_class"] == pytest.approx(ours, abs=1.5)
+
+
 def test_intersection_over_union_of_a_hand_worked_example():
     masks = torch.tensor([[0, 0, 1, 1], [0, 2, 2, VOID]])
     guesses = torch.tensor([[0, 1, 1, 1], [0, 2, 0, 1]])

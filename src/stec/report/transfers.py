@@ -23,7 +23,7 @@ _RESULTS = {
     "images_per_second": "images per second", "seconds": "seconds of training", "device": "device", "commit": "commit",
     "torch": "torch", "data_fingerprint": "data fingerprint",
 }  # fmt: skip
-_CLASSES = {"ap50_by_class": "AP50", "ap_by_class": "AP", "iou_by_class": "IoU"}
+_CLASSES = {"ap50_by_class": "AP50", "ap_by_class": "AP", "ap75_by_class": "AP75", "iou_by_class": "IoU"}
 _SCRIPTS = ("drawing.js", "charts.js")
 
 

@@ -96,14 +96,14 @@ def eleven_precision(recall: Tensor, precision: Tensor) -> float:
 
 
 def coco_precision(found: Sequence[Boxes], marked: Sequence[Boxes], classes: int) -> dict[str, Any] | None:
-    """COCO's `ap` (overlaps 0.5 to 0.95), `ap75` and `ap_by_class` in percent, by torchmetrics; None without it.
+    """COCO's `ap` (overlaps 0.5 to 0.95) and `ap75`, in percent, and of each class; by torchmetrics, None without it.
 
     A difficult object is what COCO calls a crowd: what lies on it does not count.
     """
     try:
         from torchmetrics.detection import MeanAveragePrecision
 
-        metric = MeanAveragePrecision(class_metrics=True, sync_on_compute=False)  # one process has all
+        metric = MeanAveragePrecision(extended_summary=True, sync_on_compute=False)  # one process has all
     except ImportError:  # torchmetrics or pycocotools
         return None
     metric.warn_on_many_detections = False
@@ -112,13 +112,15 @@ def coco_precision(found: Sequence[Boxes], marked: Sequence[Boxes], classes: int
         [{"boxes": m.boxes.float(), "labels": m.labels, "iscrowd": m.difficult.long()} for m in marked],
     )
     values = metric.compute()
-    by_class = torch.full((classes,), float("nan"))
-    by_class[values["classes"].reshape(-1).long() - 1] = values["map_per_class"].reshape(-1)
-    by_class[by_class < 0] = float("nan")  # of classes that no image has
+    # (overlaps, recalls, classes, areas, limits): of all areas, at most 100 boxes; -1 for a class that no image has.
+    precision = values["precision"][..., 0, -1].mean(dim=1)
+    each = torch.full((len(precision), classes), float("nan"))
+    each[:, values["classes"].reshape(-1).long() - 1] = torch.where(precision < 0, float("nan"), precision).float()
     return {
         "ap": 100 * float(values["map"]),
         "ap75": 100 * float(values["map_75"]),
-        "ap_by_class": (100 * by_class).tolist(),
+        "ap_by_class": (100 * each.mean(dim=0)).tolist(),
+        "ap75_by_class": (100 * each[5]).tolist(),  # overlaps are 0.5, 0.55, ...
     }
 
 

@@ -45,6 +45,7 @@ class TransferTask(Task):
         device: torch.device,
     ) -> None:
         self.config, self.scenes, self.module, self.device = config, scenes, module, device
+        module.to(memory_format=torch.channels_last)
         self.pretrained = {id(p) for part in pretrained for p in part.parameters()}
         self.items = len(scenes.train)
         self.fingerprint = scenes.fingerprint
@@ -128,14 +129,17 @@ class Detection(TransferTask):
             marked += marked_boxes(scenes)
         names = self.scenes.classes[1:]
         voc = voc_precision(found, marked, len(names))
-        coco = coco_precision(found, marked, len(names)) or {"ap": None, "ap75": None, "ap_by_class": []}
+        coco = coco_precision(found, marked, len(names)) or {}
         return {
             "ap50": _rounded(voc.area.nanmean()),
             "ap50_11": _rounded(voc.eleven.nanmean()),
-            "ap": _rounded(coco["ap"]),
-            "ap75": _rounded(coco["ap75"]),
+            "ap": _rounded(coco.get("ap")),
+            "ap75": _rounded(coco.get("ap75")),
             "ap50_by_class": dict(zip(names, map(_rounded, voc.area.tolist()), strict=True)),
-            "ap_by_class": dict(zip(names, map(_rounded, coco["ap_by_class"]), strict=False)),
+            **{
+                key: dict(zip(names, map(_rounded, coco.get(key, ())), strict=False))
+                for key in ("ap_by_class", "ap75_by_class")
+            },
         }
 
 
