@@ -136,6 +136,15 @@ def test_an_interrupted_classification_is_continued_and_another_refused(run):
         classified(run)
 
 
+def test_a_run_of_eight_gpus_is_fine_tuned_on_what_is_here(run):
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("devices: 1\n", "devices: 8\n").replace("device: auto", "device: cuda"))
+    encoder = library.load(run)
+    config = configure(encoder, run, "shapes", ["epochs=1", "data.test_images=50"])
+    assert (config.devices, config.device, config.epochs, config.data.test_images) == (1, "auto", 1, 50)
+    assert (config.encoder, config.views.area, config.views.grey) == ("resnet-small", (0.35, 1.0), 0)
+
+
 def test_what_makes_no_sense_is_one_line(run, stec, tmp_path):
     def refused(words, *expected):
         code, _, err = stec("transfer", "classification", *words)

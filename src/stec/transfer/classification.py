@@ -37,7 +37,8 @@ _KEYS = ("data", "views", "optimizer", "epochs", "batch_size", "seed", "device",
          "checkpoint_every")  # fmt: skip
 # Crops and mirroring as in pretraining, but no other colours.
 _PLAIN = ("views.jitter_probability=0", "views.grey=0", "views.blur=0", "views.solarize=0", "views.small=0")
-_SHORT = ("epochs=30", "batch_size=128", "optimizer.warmup_epochs=3", "checkpoint_every=10", "baselines=false")
+_SHORT = ("epochs=30", "batch_size=128", "optimizer.warmup_epochs=1", "checkpoint_every=10", "baselines=false")
+_HERE = ("device=auto", "devices=1")  # whatever the run was trained on
 _ADAMW = ("optimizer.name=adamw", "optimizer.momentum=0.9", "optimizer.weight_decay=0.05")
 _RATE, _RATE_OF_TRANSFORMERS = 2e-3, 2e-4  # per 256 images
 
@@ -132,7 +133,7 @@ def configure(encoder: Encoder, path: Path, place: str | None, words: Sequence[s
         own.append("views.area=[0.08,1.0]")
     transformer = any(isinstance(module, nn.LayerNorm) for module in encoder.modules())
     rate = _RATE_OF_TRANSFORMERS if transformer else _RATE
-    own += [*_PLAIN, *_SHORT, *_ADAMW, f"optimizer.rate={rate}"]
+    own += [*_PLAIN, *_SHORT, *_HERE, *_ADAMW, f"optimizer.rate={rate}"]
     if place is not None:
         source, _, root = place.partition(":")
         if source not in data.SOURCES:
