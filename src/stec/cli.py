@@ -100,9 +100,12 @@ def data_command(
     from stec import data
 
     if not words:
+        from stec.audio.loading import SOURCES as SOUNDS
+
         _list(data.SOURCES)
-        _hint("stec data folder data.root=PATH checks and describes your own images")
-        _hint("stec data audio/librispeech data.root=PATH does the same for sound files or arrays of sound")
+        console.print("\nfor sound:")
+        _list(SOUNDS)
+        _hint("stec data folder data.root=PATH checks and describes your own images, audio/librispeech your own sound")
         return
     import torch
 

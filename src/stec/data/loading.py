@@ -29,7 +29,6 @@ SOURCES = {
     "cifar100": "CIFAR-100: 60,000 images of 32 px, 100 classes; data.download=true gets it",
     "stl10": "STL-10: 105,000 images of 96 px, 5,000 of them labelled; data.download=true gets it",
     "imagenet": "ImageNet: root/train and root/val with a folder per class",
-    "utterances": "sound: synthesised utterances of twelve phones; needs no files (recipe audio/cpc)",
 }
 
 
@@ -82,12 +81,12 @@ def load(config: DataConfig, device: torch.device) -> DataSet:
 
 
 def _open(config: DataConfig) -> Collection:
+    if config.source == "utterances":
+        raise UserError("data.source=utterances is sound: start from a recipe such as audio/cpc")
     if config.source not in SOURCES:
         raise UserError(f"data.source={config.source}: {nearest(config.source, SOURCES)}")
     if config.source == "shapes":
         return _draw_shapes(config)
-    if config.source == "utterances":
-        raise UserError("data.source=utterances is sound: start from a recipe such as audio/cpc")
     if config.root is None:
         raise UserError(f"data.source={config.source} needs data.root, the folder of its files")
     root = Path(config.root).expanduser()

@@ -87,7 +87,7 @@ def make_job(cell: Cell, seed: int, words: Sequence[str], places: Mapping[str, P
         if word.startswith("seed="):
             raise UserError(f"{word}: an experiment counts seeds from 0; --seeds N makes that many runs of a cell")
     place = places.get(cell.data)
-    if place is None and (cell.data not in SOURCES or cell.data in STORED):
+    if place is None and (cell.data not in (*SOURCES, "utterances") or cell.data in STORED):
         raise UserError(f"say where {cell.data} lies: --data {cell.data}=folder:PATH (or arrays:PATH)")
     where = [f"data.source={place.source}", f"data.root={place.root}"] if place else []
     config = load(cell.recipe, [*cell.words, *words, *where, f"seed={seed}"])
