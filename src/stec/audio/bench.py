@@ -57,7 +57,7 @@ def measure(config: Config, fabric: Fabric, seconds: float, profile: bool) -> di
     plain_rate = rates.get("without_manipulation")
     return {
         "batch_size": config.batch_size,
-        **{name: round(rate) for name, rate in rates.items()},
+        **{name: round(rate, 1) for name, rate in rates.items()},
         "of_ceiling": round(rates["end_to_end"] / rates["ceiling"], 4),
         "cost_of_manipulation": round(plain_rate / rates["end_to_end"] - 1, 4) if plain_rate else None,
         "seconds_to_first_step": round(first_step, 2),

@@ -32,11 +32,13 @@ app = typer.Typer(
 @app.callback()
 def _list(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
+        from stec.audio.loading import SOURCES as SOUNDS
         from stec.data import SOURCES
 
         show_list(SOURCES)
-        hint("stec data folder data.root=PATH checks and describes your own images")
-        hint("stec data audio/librispeech data.root=PATH does the same for sound files or arrays of sound")
+        console.print("\nfor sound:")
+        show_list(SOUNDS)
+        hint("stec data folder data.root=PATH checks and describes your own images, audio/librispeech your own sound")
 
 
 @app.command()

@@ -32,7 +32,6 @@ SOURCES = {
     "stl10": "STL-10: 105,000 images of 96 px, 5,000 of them labelled; data.download=true gets it",
     "imagenet": "ImageNet: root/train and root/val with a folder per class",
     "shards": "webdataset's tar files: a folder, 'train-{000000..000127}.tar' or such an http address",
-    "utterances": "sound: synthesised utterances of twelve phones; needs no files (recipe audio/cpc)",
 }
 
 
@@ -86,12 +85,12 @@ def load(config: DataConfig, device: torch.device) -> DataSet:
 
 def open_source(config: DataConfig) -> Collection:
     """What the source holds, before any image is read."""
+    if config.source == "utterances":
+        raise UserError("data.source=utterances is sound: start from a recipe such as audio/cpc")
     if config.source not in SOURCES:
         raise UserError(f"data.source={config.source}: {nearest(config.source, SOURCES)}")
     if config.source == "shapes":
         return _draw_shapes(config)
-    if config.source == "utterances":
-        raise UserError("data.source=utterances is sound: start from a recipe such as audio/cpc")
     if config.root is None:
         raise UserError(f"data.source={config.source} needs data.root, the folder of its files")
     root = Path(config.root).expanduser()

@@ -90,7 +90,7 @@ def make_job(cell: Cell, seed: int, words: Sequence[str], places: Mapping[str, P
         if word.startswith("seed="):
             raise UserError(f"{word}: an experiment counts seeds from 0; --seeds N makes that many runs of a cell")
     place = places.get(cell.data)
-    if place is None and (cell.data not in SOURCES or cell.data in STORED):
+    if place is None and (cell.data not in (*SOURCES, "utterances") or cell.data in STORED):
         kinds = f"{VOC}:PATH" if cell.data == VOC else "folder:PATH (or arrays:PATH)"
         raise UserError(f"say where {cell.data} lies: --data {cell.data}={kinds}")
     where = [f"data.source={place.source}", f"data.root={place.root}"] if place else []
