@@ -132,7 +132,7 @@ def _measure(config: Config, fabric: Any, seconds: float, profile: bool, streame
         "cost_of_manipulation": round(rates["without_manipulation"] / rates["end_to_end"] - 1, 4) if plain else None,
         "seconds_to_first_step": round(first_step, 2),
         "peak_memory_bytes": memory,
-        "checkpoint": _checkpoint_cost(main, lambda: main.train(batch), config.checkpoint_minutes, device),
+        "checkpoint": checkpoint_cost(main, lambda: main.train(batch), config.checkpoint_minutes, device),
         **({"streamed": round(_streamed_rate(main, config, device, seconds))} if streamed else {}),
         **({"profile": time_by_kernel(parts["end_to_end"], device)} if profile else {}),
     }
@@ -168,7 +168,7 @@ def _streamed_rate(loop: Loop, config: Config, device: torch.device, seconds: fl
         return 2 * config.batch_size * steps / (time.perf_counter() - begun)
 
 
-def _checkpoint_cost(loop: Loop, step: Callable[[], None], minutes: float, device: torch.device) -> dict[str, Any]:
+def checkpoint_cost(loop: Loop, step: Callable[[], None], minutes: float, device: torch.device) -> dict[str, Any]:
     """How much longer training takes for a checkpoint, while it is copied and written: the median of a few.
 
     Each is compared with as many steps without one, right after it.

@@ -18,7 +18,7 @@ from stec.audio.method import Method
 from stec.audio.network import Network
 from stec.audio.sounds import Sounds, Split, join
 from stec.audio.training import Listening
-from stec.bench import TRAINED, recorded, take_turns, wait
+from stec.bench import TRAINED, checkpoint_cost, recorded, take_turns, wait
 from stec.compiling import compile_network, compiles
 from stec.config import Config
 from stec.engine import Fabric, Loop
@@ -62,6 +62,7 @@ def measure(config: Config, fabric: Fabric, seconds: float, profile: bool) -> di
         "cost_of_manipulation": round(plain_rate / rates["end_to_end"] - 1, 4) if plain_rate else None,
         "seconds_to_first_step": round(first_step, 2),
         "peak_memory_bytes": provenance.peak_memory_bytes(device),
+        "checkpoint": checkpoint_cost(main, lambda: main.train(batch), config.checkpoint_minutes, device),
         **({"profile": time_by_kernel(parts["end_to_end"], device)} if profile else {}),
     }
 
