@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stec.config import read_text
 from stec.data.pictures import ArrayPictures, Collection
 from stec.errors import UserError
 
@@ -96,7 +97,7 @@ def _read_labels(path: Path, number: int, classes: tuple[str, ...], least: int) 
 
 
 def _read_classes(path: Path) -> tuple[str, ...]:
-    return parse_classes(path.read_text(), path) if path.exists() else ()
+    return parse_classes(read_text(path), path) if path.exists() else ()
 
 
 def parse_classes(text: str, path: object) -> tuple[str, ...]:
