@@ -11,10 +11,10 @@ def made_up(cell: Cell, seed: int, device: str = "GPU", rate: int | None = 1000,
     summary = {"device": device, "commit": "abc", "data_fingerprint": "f", "views_per_second": rate, **metrics}
     epochs = [cell.config.epochs * i / 10 for i in range(1, 11)]
     names = ["identity", "identity_accuracy"]
-    if cell.config.method != "simclr":
+    if getattr(cell.config, "method", "simclr") != "simclr":
         names += ["manipulation", "manipulation_accuracy"]
     curve = {"epoch": epochs, **{name: [seed + i / 10 for i in range(10)] for name in names}}
-    settings = settings_of(cell.config, cell.data)
+    settings = settings_of(cell.config, cell.data, cell.origin)
     return Run(cell.hash, seed, cell.data, cell.recipe, [], settings, summary, curve)
 
 

@@ -98,6 +98,8 @@ def load_experiment(name: str) -> Experiment:
     columns: dict[str, dict[str, Any]] = content.get("columns", {})
     for column in columns.values():
         _check(name, column, _COLUMN_KEYS)
+        if not isinstance(column.get("metrics", []), list):
+            raise UserError(f"{name}: metrics: {column['metrics']}: should be a list")
     for entry in content["cells"]:
         _check(name, entry, _CELL_KEYS)
     metrics = tuple(content.get("metrics", ("linear_online",)))
