@@ -162,11 +162,42 @@ def list_encoders() -> list[str]:
 
 
 def _first_convolution(conv: nn.Conv2d, images: Tensor) -> Tensor:
-    """`conv(images)`. On a GPU with empty channels: its fast kernels for channels-last images want eight or more."""
-    if not images.is_cuda:
-        return conv(images)
+    """`conv(images)`. On a GPU with more channels: it has no fast kernels for as few as three."""
+    return _widened(conv, images) if images.is_cuda else conv(images)
+
+
+def _widened(conv: nn.Conv2d, images: Tensor) -> Tensor:
+    """`conv(images)` for a square kernel, by a convolution of eight channels or more."""
+    weight, stride = conv.weight, conv.stride
+    if conv.kernel_size == (7, 7) and stride == (2, 2) and images.shape[-1] % 2 == images.shape[-2] % 2 == 0:
+        images, weight, stride = *_halved(images, weight), (1, 1)
+    elif conv.kernel_size == (3, 3) and stride == (1, 1):
+        images, weight = _as_columns(images, weight)
+    else:
+        images = F.pad(images, (int(conv.padding[0]),) * 4)
     empty = (0, 0, 0, 0, 0, -images.shape[1] % 8)
-    return F.conv2d(F.pad(images, empty), F.pad(conv.weight, empty), None, conv.stride, conv.padding)
+    return F.conv2d(F.pad(images, empty), F.pad(weight, empty), stride=stride)
+
+
+def _halved(images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A 7 x 7 convolution of stride 2 as one of 4 x 4 without stride: squares of 2 x 2 pixels become channels.
+
+    Kernel row k of output row i lies on input row 2 i + k - 3, which is row p of square m: k = 2 (m - i) + p + 3. So
+    m - i goes from -2 to 1, and with an empty row in front of the kernel, its row 2 a + p belongs to square
+    a = m - i + 2.
+    """
+    outputs, channels = weight.shape[:2]
+    even = F.pad(weight, (1, 0, 1, 0)).view(outputs, channels, 4, 2, 4, 2)
+    squares = F.pad(F.pixel_unshuffle(images, 2), (2, 1, 2, 1))
+    return squares, even.permute(0, 1, 3, 5, 2, 4).reshape(outputs, 4 * channels, 4, 4)
+
+
+def _as_columns(images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A 3 x 3 convolution as a product with a matrix: all nine pixels around become channels."""
+    height, width = images.shape[-2:]
+    around = F.pad(images, (1, 1, 1, 1))
+    shifted = [around[..., i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    return torch.cat(shifted, dim=1), weight.permute(0, 2, 3, 1).reshape(len(weight), -1, 1, 1)
 
 
 def _initialise(conv: nn.Conv2d) -> None:
