@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet, conv1x1
 
 from stec.errors import UserError, nearest
+from stec.networks import normalising
 
 _TIMM = "timm:"
 
@@ -55,8 +56,12 @@ class ResNetEncoder(ResNet):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (B, D) of images (B, 3, H, W)."""
-        x = self.maxpool(self.relu(self.bn1(_first_convolution(self.conv1, images))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        x = _first_convolution(self.conv1, images)
+        if normalising.has_kernels(self, x):
+            x = normalising.features(self, x)
+        else:
+            x = self.maxpool(self.relu(self.bn1(x)))
+            x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return torch.flatten(self.avgpool(x), 1)
 
 
