@@ -36,6 +36,7 @@ class LARS(torch.optim.Optimizer):
         momentum: Decay of the buffer v.
         weight_decay: L2 penalty.
         trust: Trust coefficient; 0 or None makes a group plain SGD with momentum.
+        compiled: Compile what follows the norms: on a GPU one pass over memory instead of five.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
@@ -51,6 +52,7 @@ class LARS(torch.optim.Optimizer):
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         trust: float | None = 0.001,
+        compiled: bool = False,
     ) -> None:
         for name, value in (("lr", float(lr)), ("weight_decay", weight_decay), ("trust", trust or 0.0)):
             if value < 0:
@@ -58,6 +60,7 @@ class LARS(torch.optim.Optimizer):
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum}: must be at least 0 and below 1")
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust))
+        self._move = torch.compile(_move, dynamic=False) if compiled else _move
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -80,20 +83,30 @@ class LARS(torch.optim.Optimizer):
         directions = [w.grad for w in weights if w.grad is not None]  # d
         if group["weight_decay"]:
             directions = list(torch._foreach_add(directions, weights, alpha=group["weight_decay"]))
-        if group["trust"]:
-            local = _local_rates(weights, directions, group["trust"])
-            directions = list(torch._foreach_mul(directions, local))
-
-        buffers = [self._buffer(w) for w in weights]  # v
-        torch._foreach_mul_(buffers, group["momentum"])
-        torch._foreach_add_(buffers, directions)
-        torch._foreach_sub_(weights, torch._foreach_mul(buffers, group["lr"]))
+        local = _local_rates(weights, directions, group["trust"]) if group["trust"] else None
+        self._move(weights, directions, [self._buffer(w) for w in weights], local, group["lr"], group["momentum"])
 
     def _buffer(self, weight: Tensor) -> Tensor:
         state = self.state[weight]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
         return state["momentum_buffer"]
+
+
+def _move(
+    weights: list[Tensor],
+    directions: list[Tensor],
+    buffers: list[Tensor],
+    local: list[Tensor] | None,
+    lr: float | Tensor,
+    momentum: float,
+) -> None:
+    """v = momentum v + local d, w = w - lr v"""
+    if local is not None:
+        directions = list(torch._foreach_mul(directions, local))
+    torch._foreach_mul_(buffers, momentum)
+    torch._foreach_add_(buffers, directions)
+    torch._foreach_sub_(weights, torch._foreach_mul(buffers, lr))
 
 
 def _local_rates(weights: list[Tensor], directions: list[Tensor], trust: float) -> list[Tensor]:

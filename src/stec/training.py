@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stec import data
+from stec.compiling import compiles
 from stec.config import Config
 from stec.data import DataSet
 from stec.encoder import Description
@@ -138,7 +139,8 @@ class Pretraining(Task):
         settings = self.config.optimizer
         plain = [self.trainee.probe] if self.trainee.probe is not None else []
         groups = parameter_groups(self.trainee, settings.weight_decay, settings.trust, plain)
-        return LARS(groups, lr=rate, momentum=settings.momentum)
+        compiled = rate.is_cuda and compiles(self.config.compile, rate.device)
+        return LARS(groups, lr=rate, momentum=settings.momentum, compiled=compiled)
 
     def rate(self, step: int, steps: int) -> float:
         """Linear warm-up, cosine decay, in proportion to the batch."""

@@ -7,30 +7,44 @@ import pytest
 import torch
 from torch import nn
 
-from stec.networks import normalising
+from stec.networks import create_encoder, normalising
 
 SCRIPT = Path(__file__).with_name("norm_parity.py")
 
 
-@pytest.mark.parametrize("what", ["operation", "resnet18-cifar"])
-def test_kernels_do_what_batch_norm_does(what):
-    pytest.importorskip("triton", reason="PyTorch brings Triton on Linux alone")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    if not torch.cuda.is_available():
-        environment["TRITON_INTERPRET"] = "1"
+def run_parity(what, **environment):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     done = subprocess.run([sys.executable, SCRIPT, what], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("norm", "channels"),
-    [(nn.BatchNorm2d(64), 64), (nn.BatchNorm2d(16), 16), (nn.SyncBatchNorm(64), 64), (nn.BatchNorm2d(64).eval(), 64)],
-)
-def test_where_there_are_no_kernels_pytorch_does_it(norm, channels):
-    x, residual = torch.randn(2, 4, channels, 3, 3).unbind(0)
-    if isinstance(norm, nn.SyncBatchNorm):
-        assert not normalising._has_kernels(x, norm)
-        return
-    expected = torch.relu(norm(x) + residual)
-    assert torch.equal(normalising.normalised(x, norm, residual), expected)
-    assert torch.equal(normalising.normalised(x, norm, relu=False), norm(x))
+@pytest.mark.parametrize("what", ["operation", "basic"])
+def test_kernels_do_what_batch_norm_does(what):
+    pytest.importorskip("triton", reason="PyTorch brings Triton on Linux alone")
+    run_parity(what, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("what", ["operation", "basic", "bottleneck"])
+def test_kernels_do_what_batch_norm_does_on_a_gpu(what):
+    run_parity(what)
+
+
+class OnGpu:
+    """An image's place, without a GPU."""
+
+    is_cuda = True
+
+
+def test_only_plain_batch_norms_in_training_are_taken_over(monkeypatch):
+    pytest.importorskip("triton", reason="PyTorch brings Triton on Linux alone")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    encoder = create_encoder("resnet18-cifar")
+    assert normalising.has_kernels(encoder, OnGpu())
+    assert not normalising.has_kernels(encoder, torch.zeros(1))
+    assert not normalising.has_kernels(encoder.eval(), OnGpu())
+    encoder.train()
+    encoder.layer2[0].bn1.eval()  # frozen
+    assert not normalising.has_kernels(encoder, OnGpu())
+    assert not normalising.has_kernels(nn.SyncBatchNorm.convert_sync_batchnorm(create_encoder("resnet18")), OnGpu())

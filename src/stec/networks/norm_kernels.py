@@ -13,58 +13,63 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDEST = 256  # channels of a program at most
-TILE = 4096  # elements that a program works on at a time
+CHANNELS = 64  # of a tile
 WARPS = 8
-MEASURING, ADDING = 512, 264  # programs that share a matrix: as many as a GPU runs at a time
-PARTS, NARROW = 256, 16  # sums that are added at a time, and of how many channels
+MEASURED, TILES = 2048, 8  # elements of a tile where nothing but sums is needed, and how many are read at a time
+TILE = 4096  # elements of any other
+PARTS, NARROW = 256, 16  # programs that share the rows at most; of how many channels their sums are added at a time
 
 
 @triton.jit
-def _measure(x, sums, squares, rows, channels, turns, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Sums of distances to the first row, and of their squares, over every n-th tile of n programs."""
+def norm_measure(
+    x, sums, squares, rows, channels, turns, TILES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """Sums of distances to the first row, and of their squares, over every n-th run of TILES tiles of n programs."""
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     offset = tl.arange(0, ROWS)[:, None]
     pivot = tl.load(x + channel).to(tl.float32)
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
     square = tl.zeros((ROWS, CHANNELS), tl.float32)
     for turn in range(turns):
-        first = (turn * tl.num_programs(0) + tl.program_id(0)) * ROWS
-        inside = first + offset < rows
-        place = first.to(tl.int64) * channels + (offset * channels + channel)
-        distance = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) - pivot
-        distance = tl.where(inside, distance, 0.0)
-        total += distance
-        square += distance * distance
+        first = (turn * tl.num_programs(0) + tl.program_id(0)) * TILES * ROWS
+        start = x + first.to(tl.int64) * channels
+        for tile in tl.static_range(TILES):
+            row = tile * ROWS + offset
+            inside = first + row < rows
+            distance = tl.load(start + (row * channels + channel), mask=inside, other=0.0).to(tl.float32) - pivot
+            distance = tl.where(inside, distance, 0.0)
+            total += distance
+            square += distance * distance
     place = tl.program_id(0) * channels + tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     tl.store(sums + place, tl.sum(total, axis=0))
     tl.store(squares + place, tl.sum(square, axis=0))
 
 
 @triton.jit
-def _conclude(
+def norm_conclude(
     x, sums, squares, mean, rstd, variance, parts, rows, channels, eps, PARTS: tl.constexpr, CHANNELS: tl.constexpr
-):
+):  # fmt: skip
     """The statistics, from the sums of all programs."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    away = _total(sums, parts, channels, channel, PARTS, CHANNELS) / rows
-    biased = tl.maximum(_total(squares, parts, channels, channel, PARTS, CHANNELS) / rows - away * away, 0.0)
+    total, square = _total(sums, squares, parts, channels, channel, PARTS)
+    away = total / rows
+    biased = tl.maximum(square / rows - away * away, 0.0)
     tl.store(mean + channel, tl.load(x + channel).to(tl.float32) + away)
     tl.store(rstd + channel, 1 / tl.sqrt(biased + eps))
     tl.store(variance + channel, biased * (rows / tl.maximum(rows - 1, 1)))
 
 
 @triton.jit
-def _total(sums, parts, channels, channel, PARTS: tl.constexpr, CHANNELS: tl.constexpr):
-    total = tl.zeros((PARTS, CHANNELS), tl.float32)
-    for start in range(0, parts, PARTS):
-        part = start + tl.arange(0, PARTS)[:, None]
-        total += tl.load(sums + part * channels + channel[None, :], mask=part < parts, other=0.0)
-    return tl.sum(total, axis=0)
+def _total(first, second, parts, channels, channel, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)[:, None]
+    place = part * channels + channel[None, :]
+    one = tl.load(first + place, mask=part < parts, other=0.0)
+    other = tl.load(second + place, mask=part < parts, other=0.0)
+    return tl.sum(one, axis=0), tl.sum(other, axis=0)
 
 
 @triton.jit
-def _apply(
+def norm_apply(
     x, residual, y, mean, rstd, weight, bias, rows, channels,
     RELU: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -84,7 +89,7 @@ def _apply(
 
 
 @triton.jit
-def _add_up(
+def norm_add_up(
     gradient, second, x, y, passed, mean, rstd, weight, bias, sums, products, rows, channels, turns,
     SECOND: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -117,17 +122,17 @@ def _add_up(
 
 
 @triton.jit
-def _add_parts(
+def norm_add_parts(
     sums, products, rstd, of_bias, of_weight, parts, channels, PARTS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    tl.store(of_bias + channel, _total(sums, parts, channels, channel, PARTS, CHANNELS))
-    product = _total(products, parts, channels, channel, PARTS, CHANNELS)
+    total, product = _total(sums, products, parts, channels, channel, PARTS)
+    tl.store(of_bias + channel, total)
     tl.store(of_weight + channel, product * tl.load(rstd + channel))
 
 
 @triton.jit
-def _return(
+def norm_return(
     gradient, x, of_x, mean, rstd, weight, bias, of_weight, of_bias, rows, channels,
     RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -150,17 +155,19 @@ def forward(
     x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, relu: bool, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `stec.networks.normalising.norm_forward`; x and residual are channels-last."""
-    rows, channels, tiles, blocks, tile = _divide(x)
-    parts = _parts(MEASURING, tiles, blocks)
+    rows, channels, blocks = _sides(x)
+    parts, turns = _share(rows, blocks, TILES * MEASURED // CHANNELS)
     y = torch.empty_like(x)
     mean, rstd, variance = (torch.empty_like(weight) for _ in range(3))
     sums, squares = weight.new_empty(parts, channels), weight.new_empty(parts, channels)
-    _measure[(parts, blocks)](x, sums, squares, rows, channels, triton.cdiv(tiles, parts), **tile)
-    _conclude[(channels // NARROW,)](
+    tile = {"ROWS": MEASURED // CHANNELS, "CHANNELS": CHANNELS, "num_warps": WARPS}
+    norm_measure[(parts, blocks)](x, sums, squares, rows, channels, turns, TILES=TILES, **tile)
+    norm_conclude[(channels // NARROW,)](
         x, sums, squares, mean, rstd, variance, parts, rows, channels, eps, PARTS=PARTS, CHANNELS=NARROW
     )
     added = x if residual is None else residual
-    _apply[(tiles, blocks)](
+    tile = {"ROWS": TILE // CHANNELS, "CHANNELS": CHANNELS, "num_warps": WARPS}
+    norm_apply[(triton.cdiv(rows, tile["ROWS"]), blocks)](
         x, added, y, mean, rstd, weight, bias, rows, channels, RELU=relu, RESIDUAL=residual is not None, **tile
     )
     return y, mean, rstd, variance
@@ -178,35 +185,36 @@ def backward(
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `stec.networks.normalising.norm_backward`."""
-    rows, channels, tiles, blocks, tile = _divide(x)
-    parts = _parts(ADDING, tiles, blocks)
+    rows, channels, blocks = _sides(x)
+    parts, turns = _share(rows, blocks, TILE // CHANNELS)
     of_x, of_weight, of_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
     sums, products = weight.new_empty(parts, channels), weight.new_empty(parts, channels)
     kept = second is not None or y is not None
     passed = torch.empty_like(x) if kept else x.new_empty(0)
-    _add_up[(parts, blocks)](
+    tile = {"ROWS": TILE // CHANNELS, "CHANNELS": CHANNELS, "num_warps": WARPS}
+    norm_add_up[(parts, blocks)](
         gradient, x if second is None else second, x, x if y is None else y, passed, mean, rstd, weight, bias,
-        sums, products, rows, channels, triton.cdiv(tiles, parts),
+        sums, products, rows, channels, turns,
         SECOND=second is not None, RELU=relu, RESIDUAL=y is not None, **tile,
     )  # fmt: skip
-    _add_parts[(channels // NARROW,)](
+    norm_add_parts[(channels // NARROW,)](
         sums, products, rstd, of_bias, of_weight, parts, channels, PARTS=PARTS, CHANNELS=NARROW
     )
-    _return[(tiles, blocks)](
+    norm_return[(triton.cdiv(rows, tile["ROWS"]), blocks)](
         passed if kept else gradient, x, of_x, mean, rstd, weight, bias, of_weight, of_bias, rows, channels,
         RELU=relu and not kept, **tile,
     )  # fmt: skip
     return of_x, of_weight, of_bias, passed
 
 
-def _divide(x: Tensor) -> tuple[int, int, int, int, dict[str, int]]:
-    """Rows, channels, how many tiles lie below and beside each other, and the shape of one."""
+def _sides(x: Tensor) -> tuple[int, int, int]:
+    """Rows, channels, and how many tiles lie beside each other."""
     channels = x.shape[1]
-    rows, width = x.numel() // channels, min(channels & -channels, WIDEST)
-    tile = {"ROWS": TILE // width, "CHANNELS": width, "num_warps": WARPS}
-    return rows, channels, triton.cdiv(rows, tile["ROWS"]), channels // width, tile
+    return x.numel() // channels, channels, channels // CHANNELS
 
 
-def _parts(programs: int, tiles: int, blocks: int) -> int:
-    """Into how many parts the rows are divided among that many programs."""
-    return min(tiles, max(1, programs // blocks))
+def _share(rows: int, blocks: int, run: int) -> tuple[int, int]:
+    """Programs that share the rows, and how many runs of so many rows each of them has."""
+    runs = triton.cdiv(rows, run)
+    parts = min(runs, max(1, PARTS // blocks))
+    return parts, triton.cdiv(runs, parts)

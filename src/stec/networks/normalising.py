@@ -70,6 +70,7 @@ class _Norms:
         self, x: Tensor, norm: nn.BatchNorm2d, residual: Tensor | None = None, relu: bool = True, shared: bool = False
     ) -> tuple[Tensor, Tensor]:
         """relu(norm(x) + residual), and, if it is shared, the same once more, with a gradient of its own."""
+        x = x.contiguous(memory_format=torch.channels_last)
         mean, variance, *twins = _Norm.apply(x, norm.weight, norm.bias, residual, relu, shared, norm.eps)
         self.norms.append(norm)
         self.means.append(mean)
