@@ -172,16 +172,12 @@ def _first_convolution(conv: nn.Conv2d, images: Tensor) -> Tensor:
 
 
 def _widened(conv: nn.Conv2d, images: Tensor) -> Tensor:
-    """`conv(images)` for a square kernel, by a convolution of eight channels or more."""
-    weight, stride = conv.weight, conv.stride
+    """`conv(images)` by a convolution of eight channels or more; those beyond the images' are empty."""
+    weight, stride, padding = conv.weight, conv.stride, conv.padding
     if conv.kernel_size == (7, 7) and stride == (2, 2) and images.shape[-1] % 2 == images.shape[-2] % 2 == 0:
-        images, weight, stride = *_halved(images, weight), (1, 1)
-    elif conv.kernel_size == (3, 3) and stride == (1, 1):
-        images, weight = _as_columns(images, weight)
-    else:
-        images = F.pad(images, (int(conv.padding[0]),) * 4)
+        images, weight, stride, padding = *_halved(images, weight), (1, 1), (0, 0)
     empty = (0, 0, 0, 0, 0, -images.shape[1] % 8)
-    return F.conv2d(F.pad(images, empty), F.pad(weight, empty), stride=stride)
+    return F.conv2d(F.pad(images, empty), F.pad(weight, empty), None, stride, padding)
 
 
 def _halved(images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,14 +191,6 @@ def _halved(images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     even = F.pad(weight, (1, 0, 1, 0)).view(outputs, channels, 4, 2, 4, 2)
     squares = F.pad(F.pixel_unshuffle(images, 2), (2, 1, 2, 1))
     return squares, even.permute(0, 1, 3, 5, 2, 4).reshape(outputs, 4 * channels, 4, 4)
-
-
-def _as_columns(images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A 3 x 3 convolution as a product with a matrix: all nine pixels around become channels."""
-    height, width = images.shape[-2:]
-    around = F.pad(images, (1, 1, 1, 1))
-    shifted = [around[..., i : i + height, j : j + width] for i in range(3) for j in range(3)]
-    return torch.cat(shifted, dim=1), weight.permute(0, 2, 3, 1).reshape(len(weight), -1, 1, 1)
 
 
 def _initialise(conv: nn.Conv2d) -> None:

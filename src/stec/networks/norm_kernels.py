@@ -15,12 +15,13 @@ from torch import Tensor
 
 CHANNELS = 64  # of a tile
 WARPS = 8
-MEASURED, TILES = 2048, 8  # elements of a tile where nothing but sums is needed, and how many are read at a time
+MEASURED, TILES = 2048, 4  # elements of a tile where nothing but sums is needed, and how many are read at a time
 TILE = 4096  # elements of any other
-PARTS, NARROW = 256, 16  # programs that share the rows at most; of how many channels their sums are added at a time
+MEASURING, ADDING = 512, 256  # programs that share the rows at most
+NARROW = 16  # channels of which their sums are added at a time
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turns"])
 def norm_measure(
     x, sums, squares, rows, channels, turns, TILES: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
@@ -45,7 +46,7 @@ def norm_measure(
     tl.store(squares + place, tl.sum(square, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def norm_conclude(
     x, sums, squares, mean, rstd, variance, parts, rows, channels, eps, PARTS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
@@ -88,7 +89,7 @@ def norm_apply(
     tl.store(y + place, value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["turns"])
 def norm_add_up(
     gradient, second, x, y, passed, mean, rstd, weight, bias, sums, products, rows, channels, turns,
     SECOND: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -121,7 +122,7 @@ def norm_add_up(
     tl.store(products + place, tl.sum(product, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def norm_add_parts(
     sums, products, rstd, of_bias, of_weight, parts, channels, PARTS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
@@ -156,14 +157,14 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `stec.networks.normalising.norm_forward`; x and residual are channels-last."""
     rows, channels, blocks = _sides(x)
-    parts, turns = _share(rows, blocks, TILES * MEASURED // CHANNELS)
+    parts, turns = _share(MEASURING, rows, blocks, TILES * MEASURED // CHANNELS)
     y = torch.empty_like(x)
     mean, rstd, variance = (torch.empty_like(weight) for _ in range(3))
     sums, squares = weight.new_empty(parts, channels), weight.new_empty(parts, channels)
     tile = {"ROWS": MEASURED // CHANNELS, "CHANNELS": CHANNELS, "num_warps": WARPS}
     norm_measure[(parts, blocks)](x, sums, squares, rows, channels, turns, TILES=TILES, **tile)
     norm_conclude[(channels // NARROW,)](
-        x, sums, squares, mean, rstd, variance, parts, rows, channels, eps, PARTS=PARTS, CHANNELS=NARROW
+        x, sums, squares, mean, rstd, variance, parts, rows, channels, eps, PARTS=MEASURING, CHANNELS=NARROW, num_warps=WARPS
     )
     added = x if residual is None else residual
     tile = {"ROWS": TILE // CHANNELS, "CHANNELS": CHANNELS, "num_warps": WARPS}
@@ -186,7 +187,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `stec.networks.normalising.norm_backward`."""
     rows, channels, blocks = _sides(x)
-    parts, turns = _share(rows, blocks, TILE // CHANNELS)
+    parts, turns = _share(ADDING, rows, blocks, TILE // CHANNELS)
     of_x, of_weight, of_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
     sums, products = weight.new_empty(parts, channels), weight.new_empty(parts, channels)
     kept = second is not None or y is not None
@@ -198,7 +199,7 @@ def backward(
         SECOND=second is not None, RELU=relu, RESIDUAL=y is not None, **tile,
     )  # fmt: skip
     norm_add_parts[(channels // NARROW,)](
-        sums, products, rstd, of_bias, of_weight, parts, channels, PARTS=PARTS, CHANNELS=NARROW
+        sums, products, rstd, of_bias, of_weight, parts, channels, PARTS=ADDING, CHANNELS=NARROW
     )
     norm_return[(triton.cdiv(rows, tile["ROWS"]), blocks)](
         passed if kept else gradient, x, of_x, mean, rstd, weight, bias, of_weight, of_bias, rows, channels,
@@ -213,8 +214,8 @@ def _sides(x: Tensor) -> tuple[int, int, int]:
     return x.numel() // channels, channels, channels // CHANNELS
 
 
-def _share(rows: int, blocks: int, run: int) -> tuple[int, int]:
-    """Programs that share the rows, and how many runs of so many rows each of them has."""
+def _share(programs: int, rows: int, blocks: int, run: int) -> tuple[int, int]:
+    """How many of the programs share the rows, and how many runs of so many rows each of them has."""
     runs = triton.cdiv(rows, run)
-    parts = min(runs, max(1, PARTS // blocks))
+    parts = min(runs, max(1, programs // blocks))
     return parts, triton.cdiv(runs, parts)

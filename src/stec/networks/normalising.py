@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
-CHANNELS = 64  # networks whose widths are no multiples of it take PyTorch's batch norm
+CHANNELS = 64  # networks whose widths are no multiples of it take PyTorch's batch norm,
+MOMENTUM = 0.1  # and so do those whose norms remember faster or slower
 
 
 def has_kernels(network: ResNet, images: Tensor) -> bool:
@@ -29,7 +30,7 @@ def has_kernels(network: ResNet, images: Tensor) -> bool:
 
 
 def _is_plain(norm: nn.Module) -> bool:
-    return type(norm) is nn.BatchNorm2d and norm.training and norm.momentum == 0.1 and norm.num_features % CHANNELS == 0
+    return type(norm) is nn.BatchNorm2d and norm.training and norm.momentum == MOMENTUM and norm.num_features % CHANNELS == 0
 
 
 def features(network: ResNet, x: Tensor) -> Tensor:
@@ -77,11 +78,12 @@ class _Norms:
         self.variances.append(variance)
         return twins[0], twins[-1]
 
-    @torch.no_grad()
     def remember(self) -> None:
-        torch._foreach_add_([norm.num_batches_tracked for norm in self.norms], 1)
-        torch._foreach_lerp_([norm.running_mean for norm in self.norms], self.means, 0.1)
-        torch._foreach_lerp_([norm.running_var for norm in self.norms], self.variances, 0.1)
+        """Updates the running statistics."""
+        with torch.no_grad():
+            torch._foreach_add_([norm.num_batches_tracked for norm in self.norms], 1)
+            torch._foreach_lerp_([norm.running_mean for norm in self.norms], self.means, MOMENTUM)
+            torch._foreach_lerp_([norm.running_var for norm in self.norms], self.variances, MOMENTUM)
 
 
 class _Norm(torch.autograd.Function):
