@@ -36,7 +36,7 @@ class LARS(torch.optim.Optimizer):
         momentum: Decay of the buffer v.
         weight_decay: L2 penalty.
         trust: Trust coefficient; 0 or None makes a group plain SGD with momentum.
-        compiled: Compile what follows the norms: on a GPU one pass over memory instead of five.
+        compiled: Compile what follows the norms of LARS: on a GPU, one pass over memory instead of five.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
@@ -60,7 +60,7 @@ class LARS(torch.optim.Optimizer):
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum}: must be at least 0 and below 1")
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust))
-        self._move = torch.compile(_move, dynamic=False) if compiled else _move
+        self._move_scaled = torch.compile(_move_scaled, dynamic=False) if compiled else _move_scaled
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -83,8 +83,12 @@ class LARS(torch.optim.Optimizer):
         directions = [w.grad for w in weights if w.grad is not None]  # d
         if group["weight_decay"]:
             directions = list(torch._foreach_add(directions, weights, alpha=group["weight_decay"]))
-        local = _local_rates(weights, directions, group["trust"]) if group["trust"] else None
-        self._move(weights, directions, [self._buffer(w) for w in weights], local, group["lr"], group["momentum"])
+        buffers = [self._buffer(w) for w in weights]  # v
+        if group["trust"]:
+            local = _local_rates(weights, directions, group["trust"])
+            self._move_scaled(weights, directions, buffers, local, group["lr"], group["momentum"])
+        else:
+            _move(weights, directions, buffers, group["lr"], group["momentum"])
 
     def _buffer(self, weight: Tensor) -> Tensor:
         state = self.state[weight]
@@ -93,17 +97,21 @@ class LARS(torch.optim.Optimizer):
         return state["momentum_buffer"]
 
 
-def _move(
+def _move_scaled(
     weights: list[Tensor],
     directions: list[Tensor],
     buffers: list[Tensor],
-    local: list[Tensor] | None,
+    local: list[Tensor],
     lr: float | Tensor,
     momentum: float,
 ) -> None:
-    """v = momentum v + local d, w = w - lr v"""
-    if local is not None:
-        directions = list(torch._foreach_mul(directions, local))
+    _move(weights, list(torch._foreach_mul(directions, local)), buffers, lr, momentum)
+
+
+def _move(
+    weights: list[Tensor], directions: list[Tensor], buffers: list[Tensor], lr: float | Tensor, momentum: float
+) -> None:
+    """v = momentum v + d, w = w - lr v"""
     torch._foreach_mul_(buffers, momentum)
     torch._foreach_add_(buffers, directions)
     torch._foreach_sub_(weights, torch._foreach_mul(buffers, lr))

@@ -50,7 +50,7 @@ def check_encoder(block, stem, side):
     forward = norm_kernels.forward
     norm_kernels.forward = lambda *arguments: (calls.append(1), forward(*arguments))[1]
     if not CUDA:
-        normalising.has_kernels = lambda network, x: torch.compiler.is_compiling()
+        normalising._on_gpu = lambda x: True
     ours.compile(fullgraph=True, dynamic=False, backend="inductor" if CUDA else "aot_eager")
     x, gradient = images(16, 3, side, side), torch.randn(16, theirs.dim, device=DEVICE)
     y, z = ours(x), theirs(x)

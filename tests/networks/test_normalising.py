@@ -31,20 +31,15 @@ def test_kernels_do_what_batch_norm_does_on_a_gpu(what):
     run_parity(what)
 
 
-class OnGpu:
-    """An image's place, without a GPU."""
-
-    is_cuda = True
-
-
 def test_only_plain_batch_norms_in_training_are_taken_over(monkeypatch):
     pytest.importorskip("triton", reason="PyTorch brings Triton on Linux alone")
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    encoder = create_encoder("resnet18-cifar")
-    assert normalising.has_kernels(encoder, OnGpu())
-    assert not normalising.has_kernels(encoder, torch.zeros(1))
-    assert not normalising.has_kernels(encoder.eval(), OnGpu())
+    images, encoder = torch.zeros(1), create_encoder("resnet18-cifar")
+    assert not normalising.has_kernels(encoder, images)
+    monkeypatch.setattr(normalising, "_on_gpu", lambda images: True)
+    assert normalising.has_kernels(encoder, images)
+    assert not normalising.has_kernels(encoder.eval(), images)
     encoder.train()
     encoder.layer2[0].bn1.eval()  # frozen
-    assert not normalising.has_kernels(encoder, OnGpu())
-    assert not normalising.has_kernels(nn.SyncBatchNorm.convert_sync_batchnorm(create_encoder("resnet18")), OnGpu())
+    assert not normalising.has_kernels(encoder, images)
+    assert not normalising.has_kernels(nn.SyncBatchNorm.convert_sync_batchnorm(create_encoder("resnet18")), images)

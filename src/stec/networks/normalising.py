@@ -16,21 +16,23 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 CHANNELS = 64  # networks whose widths are no multiples of it take PyTorch's batch norm,
 MOMENTUM = 0.1  # and so do those whose norms remember faster or slower
+TRITON = importlib.util.find_spec("triton") is not None
 
 
 def has_kernels(network: ResNet, images: Tensor) -> bool:
     """Whether `features` can be called: compiled, in training, on one GPU."""
-    return (
-        torch.compiler.is_compiling()
-        and images.is_cuda
-        and network.training
-        and importlib.util.find_spec("triton") is not None
-        and all(_is_plain(module) for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
-    )
+    if not (torch.compiler.is_compiling() and TRITON and _on_gpu(images) and network.training):
+        return False
+    return all(_is_plain(norm) for norm in network.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm))
+
+
+def _on_gpu(images: Tensor) -> bool:
+    return images.is_cuda
 
 
 def _is_plain(norm: nn.Module) -> bool:
-    return type(norm) is nn.BatchNorm2d and norm.training and norm.momentum == MOMENTUM and norm.num_features % CHANNELS == 0
+    synchronised = type(norm) is not nn.BatchNorm2d
+    return not synchronised and norm.training and norm.momentum == MOMENTUM and norm.num_features % CHANNELS == 0
 
 
 def features(network: ResNet, x: Tensor) -> Tensor:
