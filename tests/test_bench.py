@@ -24,6 +24,11 @@ def test_rates_and_their_ratios(result):
         cost = row["without_manipulation"] / row["end_to_end"] - 1
         assert row["cost_of_manipulation"] == pytest.approx(cost, abs=0.01)
         assert min(row["augmentation"], row["seconds_to_first_step"], row["peak_memory_bytes"]) > 0
+        checkpoint = row["checkpoint"]
+        assert checkpoint["bytes"] > 2e6
+        assert 0 < checkpoint["seconds"] < 6
+        assert checkpoint["share"] == pytest.approx(checkpoint["seconds"] / 600, abs=1e-6)
+        assert checkpoint["share"] <= 0.01, "what a run may spend on being safe"
     json.dumps(result)
 
 

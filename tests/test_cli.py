@@ -1,5 +1,6 @@
 """The command line as a person meets it."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from tiny_runs import TINY
 
 from stec import training
 from stec.config import load
+from stec.run import RunFolder
 
 
 def refused(result, *parts):
@@ -183,7 +185,17 @@ def test_a_tenth_of_broken_images_is_fatal_and_one_is_named(stec, tmp_path):
     code, out, _ = stec("pretrain", *words)
     assert code == 0
     assert "007.png" in out
-    assert "1 unreadable image" in out
+    assert "1 unreadable file" in out
     for i in range(12):
         (tmp_path / f"pictures/{i:03d}.png").write_bytes(b"not a picture")
     refused(stec("pretrain", *words, "--out", "second"), "more than 1 % of 120 images")
+
+
+def test_a_run_is_resumed_on_other_devices_with_all_else_as_it_was(stec, tmp_path, monkeypatch):
+    folder = RunFolder.new(tmp_path / "run", "default")
+    folder.begin(load("default", [*TINY, "seed=7", "devices=2"]))
+    seen = []
+    monkeypatch.setattr("stec.training.pretrain", lambda config, *_: seen.append(config))
+    stec("pretrain", "--resume", str(folder.path), "devices=4", "device=cpu")
+    assert seen == [dataclasses.replace(folder.config(), devices=4, device="cpu")]
+    assert seen[0].seed == 7

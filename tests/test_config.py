@@ -45,7 +45,7 @@ def test_recipes_hold_the_papers_numbers(recipe, expected):
 
 def test_stec_recipes_differ_from_simclr_in_the_method_alone():
     for name in recipe_names():
-        if name.endswith("-stec"):
+        if name.endswith("-stec") and "-vit-" not in name:  # transformers are not in the paper
             ours, theirs = (yaml.safe_load(to_yaml(load(n))) for n in (name, name.replace("-stec", "-simclr")))
             assert {k for k in ours if ours[k] != theirs[k]} == {"method"}
 
@@ -83,7 +83,7 @@ def test_words_win_over_the_recipe_and_types_are_kept():
 def test_every_choice_can_be_made_with_a_word(key, choice):
     """YAML takes some words, such as yes and no, for something else."""
     group, _, name = key.rpartition(".")
-    config = load("default", [f"{key}={choice}"])
+    config = load("audio/cpc" if group == "audio" else "default", [f"{key}={choice}"])
     assert getattr(getattr(config, group) if group else config, name) == choice
 
 

@@ -13,8 +13,8 @@ from stec.export import export
 from stec.networks.encoders import create_encoder
 
 SIZES = {"resnet18": 64, "resnet18-cifar": 32, "resnet18-stl": 48, "resnet50": 64, "resnet50-cifar": 32}
-VIT = "timm:vit_tiny_patch16_224"
-SIZES |= {"resnet50-stl": 48, VIT: 96, "timm:resnet10t": 64, "resnet-small": 32}
+VIT = "timm:vit_tiny_patch16_224,patch_size=8,img_size=64,depth=4"
+SIZES |= {"resnet50-stl": 48, VIT: 64, "timm:resnet10t": 64, "resnet-small": 32}
 
 
 def lively(name: str) -> Encoder:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from stec.data import shapes
 
-PICTURES = 130
+PICTURES = 500
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_from_a_folder_to_nearest_neighbours_in_three_commands(photos, tmp_path)
     quick = ("encoder=resnet-small", "views.size=32", "data.size=40", "batch_size=64", "epochs=2")
     out = stec("pretrain", "folder", "data.root=photos", *quick, "optimizer.warmup_epochs=1")
     assert "IMG_0042.JPG" in out
-    assert "1 unreadable image(s) left out" in out
+    assert "1 unreadable file(s) left out" in out
     out = stec("neighbors", "runs/folder-stec-seed0", "photos", "IMG_0007.JPG")
     assert f"neighbors.html: the nearest of {PICTURES - 1} images to each query" in out
     page = (tmp_path / "neighbors.html").read_text()

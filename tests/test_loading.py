@@ -50,6 +50,8 @@ def test_what_cannot_be_opened_is_one_line(run, tmp_path):
     with pytest.raises(UserError, match="not a run folder"):
         open_run(tmp_path)
     (run / "checkpoint.pt").write_bytes(b"half a file")
+    assert open_run(run).manipulation is not None, "that of the checkpoint before"
+    (run / "checkpoint-previous.pt").unlink()
     with pytest.raises(UserError, match="cannot be read"):
         open_run(run)
     (run / "checkpoint.pt").unlink()
@@ -62,7 +64,8 @@ def test_what_cannot_be_opened_is_one_line(run, tmp_path):
 
 
 def test_a_checkpoint_from_a_stranger_runs_no_code(run, tmp_path):
-    torch.save({"model": Trap(tmp_path / "sprung")}, run / "checkpoint.pt")
+    for name in ("checkpoint.pt", "checkpoint-previous.pt"):
+        torch.save({"model": Trap(tmp_path / "sprung")}, run / name)
     with pytest.raises(UserError, match="cannot be read"):
         open_run(run)
     assert not (tmp_path / "sprung").exists()

@@ -9,8 +9,9 @@ from lightly.utils.lars import LARS as LightlyLARS
 from timm.optim import Lars
 from torch import nn
 
+from stec.config import OptimizerConfig
 from stec.networks import create_encoder, mlp, projector
-from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
+from stec.optim import LARS, create_optimizer, parameter_groups, scaled_rate, warmup_cosine
 
 SHAPES = [(4, 3), (5,), (2, 3, 3, 3), (1, 7), ()]
 
@@ -316,3 +317,36 @@ def test_a_warmup_longer_than_the_run():
 def test_the_rate_grows_with_the_batch():
     assert scaled_rate(1.0, 1024) == 4.0
     assert scaled_rate(0.3, 128) == pytest.approx(0.15)
+
+
+def test_adamw_is_pytorchs_and_decays_matrices_alone():
+    """Compared with one AdamW for the weights and one for all that is not decayed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    other = copy.deepcopy(model)
+    settings = OptimizerConfig(name="adamw", momentum=0.8, weight_decay=0.3)
+    rate = torch.zeros(())
+    optimizer = create_optimizer(settings, model, rate)
+    weights = [other[0].weight, other[2].weight]
+    free = [other[0].bias, *other[1].parameters(), other[2].bias]
+    others = [
+        torch.optim.AdamW(weights, betas=(0.8, 0.999), weight_decay=0.3),
+        torch.optim.AdamW(free, betas=(0.8, 0.999), weight_decay=0.0),
+    ]
+    for step in range(3):
+        images = torch.rand(5, 4, generator=torch.Generator().manual_seed(step))
+        rate.fill_(0.01 / (1 + step))  # as the loop does
+        for one in others:
+            one.param_groups[0]["lr"] = 0.01 / (1 + step)
+        for network, steps in ((model, [optimizer]), (other, others)):
+            network.zero_grad()
+            network(images).square().sum().backward()
+            for one in steps:
+                one.step()
+    torch.testing.assert_close(dict(model.named_parameters()), dict(other.named_parameters()))
+
+
+def test_lars_is_the_default():
+    optimizer = create_optimizer(OptimizerConfig(momentum=0.7, trust=0.02), nn.Linear(3, 2), 0.1)
+    assert isinstance(optimizer, LARS)
+    assert [(group["momentum"], group["trust"]) for group in optimizer.param_groups] == [(0.7, 0.02), (0.7, 0.0)]

@@ -38,9 +38,10 @@ def test_the_commands_that_use_an_encoder_run(stec, train, tmp_path):
     for name in ("QUERY.jpg", "other.jpg"):
         Image.effect_noise((30, 20), 50).save(tmp_path / "PATH" / name)
     lines = re.findall(r"^    stec (.*\bRUN\b.*)$", README, re.MULTILINE)
-    assert {line.split()[0] for line in lines} == {"probe", "neighbors", "embed", "export"}
+    assert {line.split()[0] for line in lines} == {"probe", "neighbors", "embed", "export", "transfer"}
     for line in lines:
-        code, _, err = stec(*line.split())
+        brief = ["--print-config"] if line.startswith("transfer") else []  # minutes of training
+        code, _, err = stec(*line.split(), *brief)
         assert code == 0, err
     for name in ("RUN/probe.json", "sheet.png", "features.npz", "encoder.safetensors"):
         assert (tmp_path / name).is_file()

@@ -6,10 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stec import actions, functional, transforms
+    from stec import actions, config, functional, networks, transforms
     from stec.actions import Bins, EfferenceCopy, Glimpse
     from stec.encoder import Encoder, load
     from stec.errors import UserError
+    from stec.manipulation import Manipulation
     from stec.method import Losses, Method, create, list_methods
     from stec.views import ViewBatch, Views
 
@@ -21,15 +22,18 @@ __all__ = [
     "Encoder",
     "Glimpse",
     "Losses",
+    "Manipulation",
     "Method",
     "UserError",
     "ViewBatch",
     "Views",
     "actions",
+    "config",
     "create",
     "functional",
     "list_methods",
     "load",
+    "networks",
     "transforms",
 ]
 
@@ -37,6 +41,7 @@ _HOMES = {
     "stec.actions": ("Bins", "EfferenceCopy", "Glimpse"),
     "stec.encoder": ("Encoder", "load"),
     "stec.errors": ("UserError",),
+    "stec.manipulation": ("Manipulation",),
     "stec.method": ("Losses", "Method", "create", "list_methods"),
     "stec.views": ("ViewBatch", "Views"),
 }

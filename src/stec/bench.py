@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from stec import provenance
 from stec.compiling import compile_network, compiles
-from stec.config import Config
+from stec.config import SOUND, Config
 from stec.data import DataSet, ResidentSplit
 from stec.data.loading import worker_count
 from stec.data.pictures import ArrayPictures
@@ -38,6 +38,7 @@ from stec.training import Pretraining, Trainee
 
 CLASSES = 10  # of the random labels
 STREAMED = 4  # batches in the file that is streamed, over and over
+CHECKPOINTS = 5  # of which the cost is measured
 TRAINED = 10  # steps before the encoder is measured alone
 
 
@@ -61,10 +62,19 @@ def bench(
     """
     if compare not in (None, "lightly"):
         raise UserError(f"--compare {compare}: choose lightly")
+    sound = config.method in SOUND
+    if sound and (compare or streamed):
+        raise UserError("--compare and --streamed measure images; leave them out for sound")
     fabric = make_fabric(config)
     rows = []
     for batch_size in batch_sizes:
-        row = _measure(dataclasses.replace(config, batch_size=batch_size), fabric, seconds, profile, streamed)
+        sized = dataclasses.replace(config, batch_size=batch_size)
+        if sound:
+            from stec.audio.bench import measure
+
+            row = measure(sized, fabric, seconds, profile)
+        else:
+            row = _measure(sized, fabric, seconds, profile, streamed)
         if compare == "lightly":
             from stec.peers import lightly_simclr
 
@@ -74,7 +84,8 @@ def bench(
     return {
         "method": config.method,
         "encoder": config.encoder,
-        "size": config.views.size,
+        "size": config.audio.window if sound else config.views.size,
+        "unit": "seconds of sound" if sound else "views",
         "precision": str(fabric._precision.precision),
         "compile": config.compile,
         "device": provenance.hardware(fabric.device),
@@ -94,7 +105,7 @@ def _measure(config: Config, fabric: Any, seconds: float, profile: bool, streame
     begun = time.perf_counter()
     main = _loop(config, fabric, split)
     main.train(batch)
-    _wait(device)
+    wait(device)
     first_step = time.perf_counter() - begun
     parts: dict[str, Callable[[], Any]] = {"end_to_end": lambda: main.train(batch)}
 
@@ -107,12 +118,12 @@ def _measure(config: Config, fabric: Any, seconds: float, profile: bool, streame
         main.train(batch)
     trained: Any = main.task.module
     ceiling = _encoder_alone(trained.method.encoder, config, fabric)
-    act = _recorded(lambda *batch: (main.prepare(*batch)[0].images,), config, device)
+    act = recorded(lambda *batch: (main.prepare(*batch)[0].images,), config, device)
     views = main.prepare(*batch)[0].images
     parts["ceiling"] = lambda: ceiling(views)
     parts["augmentation"] = lambda: act(*batch)
 
-    rates = _take_turns(parts, 2 * config.batch_size, seconds, device)
+    rates = take_turns(parts, 2 * config.batch_size, seconds, device)
     memory = provenance.peak_memory_bytes(device)
     return {
         "batch_size": config.batch_size,
@@ -121,6 +132,7 @@ def _measure(config: Config, fabric: Any, seconds: float, profile: bool, streame
         "cost_of_manipulation": round(rates["without_manipulation"] / rates["end_to_end"] - 1, 4) if plain else None,
         "seconds_to_first_step": round(first_step, 2),
         "peak_memory_bytes": memory,
+        "checkpoint": _checkpoint_cost(main, lambda: main.train(batch), config.checkpoint_minutes, device),
         **({"streamed": round(_streamed_rate(main, config, device, seconds))} if streamed else {}),
         **({"profile": time_by_kernel(parts["end_to_end"], device)} if profile else {}),
     }
@@ -147,13 +159,44 @@ def _streamed_rate(loop: Loop, config: Config, device: torch.device, seconds: fl
         batches = itertools.chain.from_iterable(epochs)
         for _ in range(1 + workers * AHEAD):
             loop.train(next(batches))
-        _wait(device)
+        wait(device)
         begun, steps = time.perf_counter(), 0
         while time.perf_counter() - begun < seconds:
             loop.train(next(batches))
             steps += 1
-        _wait(device)
+        wait(device)
         return 2 * config.batch_size * steps / (time.perf_counter() - begun)
+
+
+def _checkpoint_cost(loop: Loop, step: Callable[[], None], minutes: float, device: torch.device) -> dict[str, Any]:
+    """How much longer training takes for a checkpoint, while it is copied and written: the median of a few.
+
+    Each is compared with as many steps without one, right after it.
+    """
+    costs, stalls, writing = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        loop.folder = RunFolder(Path(folder), "bench")
+        for _ in range(CHECKPOINTS):
+            loop.pending.clear()
+            wait(device)
+            begun, steps = time.perf_counter(), 0
+            loop.save()
+            stalls.append(time.perf_counter() - begun)
+            while loop.writer.busy or not steps:
+                _time(step, 1, device)
+                steps += 1
+            writing.append(time.perf_counter() - begun)
+            loop.writer.wait()
+            costs.append(writing[-1] - steps * _time(lambda: _time(step, 1, device), steps, device))
+        size = loop.folder.checkpoint.stat().st_size
+    cost = max(median(costs), median(stalls))  # it takes at least as long as training stands still
+    return {
+        "seconds": round(cost, 4),
+        "seconds_of_writing": round(median(writing), 4),
+        "bytes": size,
+        "share": round(cost / (60 * minutes), 6) if minutes else None,
+        "minutes": minutes,
+    }
 
 
 def _loop(config: Config, fabric: Any, split: ResidentSplit) -> Loop:
@@ -195,17 +238,20 @@ def _encoder_alone(trained: nn.Module, config: Config, fabric: Any) -> Callable[
         encoder.zero_grad()
         return ()
 
-    return _recorded(forward_backward, config, fabric.device)
+    return recorded(forward_backward, config, fabric.device)
 
 
-def _recorded(function: Callable[..., Any], config: Config, device: torch.device) -> Callable[..., Any]:
+def recorded(function: Callable[..., Any], config: Config, device: torch.device) -> Callable[..., Any]:
+    """The function as it runs in training: replayed as a CUDA graph where a step is."""
     return Replay(function) if device.type == "cuda" and compiles(config.compile, device) else function
 
 
-def _take_turns(
-    parts: dict[str, Callable[[], Any]], views: int, seconds: float, device: torch.device, turns: int = 6
+def take_turns(
+    parts: dict[str, Callable[[], Any]], views: float, seconds: float, device: torch.device, turns: int = 6
 ) -> dict[str, float]:
-    """Views per second of every part: the median over turns, each as long as it takes to fill its share of seconds.
+    """Views, or whatever a call takes, per second of every part: the median over turns.
+
+    Each turn is as long as it takes to fill its share of seconds.
 
     Every second turn goes backwards: what a part leaves behind, a warm chip above all, would always hit the next one.
     """
@@ -223,14 +269,15 @@ def _take_turns(
 
 def _time(part: Callable[[], Any], calls: int, device: torch.device) -> float:
     """Seconds per call."""
-    _wait(device)
+    wait(device)
     begun = time.perf_counter()
     for _ in range(calls):
         part()
-    _wait(device)
+    wait(device)
     return (time.perf_counter() - begun) / calls
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Until the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

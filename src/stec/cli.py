@@ -5,23 +5,32 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.logging import RichHandler
 from rich.markup import escape
 
-from stec.commands import experiments, use
+from stec.commands import data, experiments, transfer, use
 from stec.commands.screen import console
 from stec.commands.screen import hint as _hint
 from stec.commands.screen import make_table as _table
 from stec.commands.screen import show_list as _list
-from stec.config import Config, load, read_recipe, recipe_names, to_yaml
-from stec.errors import UserError
+from stec.commands.words import Words
+from stec.commands.words import recipe_and_config as _recipe_and_config
+from stec.config import SOUND, Config, load, read_recipe, recipe_names, to_yaml
+from stec.errors import Stopped, UserError
+from stec.faults import describe
+from stec.progress import SPEEDS
+
+if TYPE_CHECKING:
+    from stec.run import RunFolder
 
 # Threads that wait for each other soon sleep instead of spinning: hardly slower on idle cores, and several times faster
 # where other programs use them too. OpenMP reads this when PyTorch is loaded, which is why no import above loads it.
@@ -34,39 +43,44 @@ app = typer.Typer(
     help="Self-supervised learning through efference copies: act, keep a copy of the action, and learn to infer it.",
 )  # fmt: skip
 
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe, and keys to change in it."),
-]
+ELSEWHERE = ("device", "devices")  # keys that can change when a run is resumed
 
 
 @app.command()
 def pretrain(
     words: Words = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE-METHOD-seedN.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Continue the run in this folder; auto: the run of these words, if begun."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run folder if it exists.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")] = False,
 ) -> None:
     """Trains an encoder. Without arguments: S-TEC on built-in data, in one to two minutes on two CPU cores."""
-    if resume is not None and words:
-        raise UserError("--resume takes the recipe and all keys from the run; leave out the other words")
+    auto = resume == Path("auto")
+    if resume is not None and not auto and any(word.partition("=")[0] not in ELSEWHERE for word in words or []):
+        kept = "all keys from the run, but for device and devices"
+        raise UserError(f"--resume takes the recipe and {kept}; leave out the other words")
+    if resume is not None and force:
+        raise UserError("--resume continues a run, --force replaces it: choose one of them")
     recipe, config = _recipe_and_config(words or [])
     if print_config:
         print(to_yaml(config), end="")
         return
 
     from stec.progress import Watcher
-    from stec.run import RunFolder
+    from stec.run import CONFIG, RunFolder
     from stec.training import pretrain as train
 
-    if resume is not None:
-        folder = RunFolder.open(resume)
-        config = folder.config()
+    path = out or Path("runs") / _run_name(recipe, config)
+    if auto:
+        resume = path if (path / CONFIG).is_file() else None
+    if resume is None:
+        folder = RunFolder.new(path, recipe, force)
     else:
-        method = config.method.replace("*", "-star")  # no star in a path
-        name = f"{Path(recipe).stem}-{method}-seed{config.seed}"
-        folder = RunFolder.new(out or Path("runs") / name, recipe, force)
+        folder = RunFolder.open(resume)
+        config = _same_run(config, folder) if auto else load(str(folder.path / CONFIG), words or [])
     with Watcher(console) as watcher:
         summary = train(config, folder, watcher, resume is not None)
     if summary:
@@ -78,43 +92,19 @@ def recipes() -> None:
     """Lists the recipes."""
     _list({name: str(read_recipe(name).get("about", "")) for name in recipe_names()})
     _hint("stec pretrain RECIPE runs one; --print-config shows all its keys")
+    console.print()
+    _list({name: str(read_recipe(name, "transfer").get("about", "")) for name in recipe_names("transfer")})
+    _hint("stec transfer detection|segmentation RUN RECIPE trains a pretrained encoder further")
 
 
 @app.command()
 def methods() -> None:
     """Lists the methods."""
+    from stec.audio.method import METHODS as SOUNDS
     from stec.method import METHODS
 
-    _list({name: pairing.about for name, pairing in METHODS.items()})
+    _list({name: pairing.about for name, pairing in (METHODS | SOUNDS).items()})
     _hint("stec pretrain method=NAME trains with one")
-
-
-@app.command("data")
-def data_command(
-    words: Words = None,
-) -> None:
-    """Lists the data sources; with a recipe or keys, prepares that data and describes it."""
-    from stec import data
-
-    if not words:
-        _list(data.SOURCES)
-        _hint("stec data folder data.root=PATH checks and describes your own images")
-        return
-    import torch
-
-    _, config = _recipe_and_config(words)
-    dataset = data.load(config.data, torch.device("cpu"))
-    table = _table("", "")
-    table.add_row("name", dataset.name)
-    table.add_row("to train", f"{len(dataset.train):,} images, {int((dataset.train.labels >= 0).sum()):,} labelled")
-    table.add_row("to test", f"{len(dataset.test):,} images" if dataset.test is not None else "none")
-    table.add_row(
-        "classes", f"{len(dataset.classes)}: {', '.join(dataset.classes[:10])}" if dataset.classes else "none"
-    )
-    table.add_row("kept at", f"{dataset.size} x {dataset.size} px, {'in memory' if dataset.resident else 'streamed'}")
-    table.add_row("unreadable", str(len(dataset.skipped)))
-    table.add_row("fingerprint", dataset.fingerprint)
-    console.print(table)
 
 
 @app.command()
@@ -127,6 +117,8 @@ def views(
     from stec.analysis.figures import draw_views
 
     _, config = _recipe_and_config(words or [])
+    if config.method in SOUND:
+        raise UserError(f"method={config.method} learns from sound, which has no pictures")
     draw_views(config, pairs).save(out)
     console.print(f"{out}: {pairs} pairs of views, the action drawn on the first of each")
 
@@ -149,8 +141,9 @@ def bench(
         raise UserError(f"--batch {batch}: expected whole numbers above 1, such as 256,1024")
     sizes = [int(size) for size in batch.split(",")] if batch else [config.batch_size]
     result = measure(config, sizes, seconds, compare, profile, streamed)
-    about = f"{result['method']}, {result['encoder']}, {result['size']} px, {result['precision']}, {result['device']}"
-    console.print(f"{about}; views per second", highlight=False, soft_wrap=True)
+    size = f"{result['size']} {'px' if result['unit'] == 'views' else 'samples'}"
+    about = f"{result['method']}, {result['encoder']}, {size}, {result['precision']}, {result['device']}"
+    console.print(f"{about}; {result['unit']} per second", highlight=False, soft_wrap=True)
     columns = ("batch", "training", "ceiling", "ratio", "views alone", "psi costs", "1st step", "memory")
     table = _table(*columns)
     for row in result["rows"]:
@@ -174,8 +167,13 @@ def bench(
 
 
 def _bench_lines(row: dict[str, Any]) -> Iterator[str]:
-    """What was asked for besides the table."""
-    ours = row["end_to_end"]
+    """What has no place in the table."""
+    ours, checkpoint = row["end_to_end"], row["checkpoint"]
+    often = (
+        f", {100 * checkpoint['share']:.2g} % at one every {checkpoint['minutes']:g} min" if checkpoint["share"] else ""
+    )
+    size = f"{checkpoint['bytes'] / 2**20:.0f} MiB, written in {checkpoint['seconds_of_writing']:.2f} s meanwhile"
+    yield f"a checkpoint costs {1000 * checkpoint['seconds']:.0f} ms{often} ({size})"
     if "lightly" in row:
         loader, tensors = row["lightly"]["loader"], row["lightly"]["tensors"]
         times = f"ours is {ours / loader:.1f} times as fast"
@@ -198,9 +196,10 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
     from stec.analysis.analyze import analyze as look
     from stec.run import RunFolder
 
-    for path in runs:
-        RunFolder.open(path)  # all, before the first is worked on
-    for path in runs:
+    sound = [RunFolder.open(path).config().method in SOUND for path in runs]  # all, before the first is worked on
+    for path in (path for path, is_sound in zip(runs, sound, strict=True) if is_sound):
+        _analyze_sound(path, images, seed)
+    for path in (path for path, is_sound in zip(runs, sound, strict=True) if not is_sound):
         with console.status(f"{path} ..."):
             found = look(path, images, seed)
         features, plane = found["centroids"]["features"], found["centroids"]["projection"]
@@ -219,6 +218,19 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
         _hint(f"figures and analysis.json are in {path / 'analysis'}")
 
 
+def _analyze_sound(path: Path, frames: int, seed: int) -> None:
+    from stec.audio.figures import write_figures
+    from stec.audio.study import study
+
+    with console.status(f"{path} ..."):
+        found = study(path, frames, seed)
+        write_figures(found, path / "analysis")
+    steps = ", ".join(f"{loss:.2f}" for loss in found.steps)
+    console.print(f"[bold]{escape(str(path))}[/bold]: {escape(found.config.method)}", highlight=False, soft_wrap=True)
+    console.print(f"loss per prediction step: {steps}", highlight=False, soft_wrap=True)
+    _hint(f"figures are in {path / 'analysis'}")
+
+
 @app.command()
 def report(
     runs: Runs,
@@ -230,65 +242,119 @@ def report(
 ) -> None:
     """Writes one HTML page about runs: curves, tables, a map of their features, pairs of views, an action explorer."""
     from stec.report.page import write_report
-    from stec.run import RunFolder
+    from stec.run import RunFolder, is_transfer
 
-    for path in runs:
-        RunFolder.open(path)  # all, before the first is worked on
-    with console.status("looking at images ..."):
-        page, missing = write_report(runs, out, images, seed)
+    folders = [RunFolder.open(path) for path in runs]  # all, before the first is worked on
+    sound = [not is_transfer(folder.path) and folder.config().method in SOUND for folder in folders]
+    if any(sound) and not all(sound):
+        raise UserError("runs on images and runs on sound have nothing to share: make a page of each kind")
+    with console.status("looking ..."):
+        if all(sound):
+            from stec.audio.figures import write_page
+            from stec.audio.study import study
+
+            page = write_page([study(path, images, seed) for path in runs], runs, out)
+            missing: list[str] = []
+        else:
+            page, missing = write_report(runs, out, images, seed)
     for note in missing:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     size = f"{page.stat().st_size / 1e6:.1f} MB"
     console.print(f"{page}: {size}, opens in any browser", highlight=False, soft_wrap=True, markup=False)
 
 
+app.add_typer(data.app, name="data")
 app.add_typer(use.app)  # probe, embed, neighbors, export
+app.add_typer(transfer.app, name="transfer")
 app.add_typer(experiments.app)  # experiment, results
 
 
-def _recipe_and_config(words: list[str]) -> tuple[str, Config]:
-    names = [word for word in words if "=" not in word]
-    if len(names) > 1:
-        raise UserError(f"more than one recipe: {', '.join(names)}; everything else is key=value")
-    recipe = names[0] if names else "default"
-    return recipe, load(recipe, [word for word in words if "=" in word])
+def _same_run(config: Config, folder: RunFolder) -> Config:
+    """The config, if it would give what the run in the folder gives; UserError if it would not."""
+    from stec.experiments.settings import differences, settings_of
+
+    was, now = ({**settings_of(c, c.data.source), "seed": c.seed} for c in (folder.config(), config))
+    words = differences(now, was)
+    if words:
+        raise UserError(
+            f"{folder.path} was begun with other settings than {' '.join(words)}: name another --out, "
+            "or replace it with --force instead of --resume auto"
+        )
+    return config
+
+
+def _run_name(recipe: str, config: Config) -> str:
+    method = config.method.replace("*", "-star")  # no star in a path
+    name = recipe.replace("/", "-") if recipe in recipe_names() else Path(recipe).stem
+    return f"{name if name == f'audio-{method}' else f'{name}-{method}'}-seed{config.seed}"
+
+
+_RESULTS = {
+    "linear": "linear accuracy, trained encoder",
+    "linear_untrained": "same encoder untrained",
+    "linear_pixels": "pixels",
+    "linear_online": "online probe",
+    "knn": "nearest neighbours",
+}
 
 
 def _print_summary(summary: dict[str, Any], path: Path) -> None:
     table = _table("", "")
-    for key, text in (
-        ("linear", "linear accuracy, trained encoder"),
-        ("linear_untrained", "same encoder untrained"),
-        ("linear_pixels", "pixels"),
-        ("linear_online", "online probe"),
-        ("knn", "nearest neighbours"),
-    ):
+    for key, text in _RESULTS.items():
         if summary.get(key) is not None:
             table.add_row(text, f"{summary[key]:.1f} %", style="bold" if key == "linear" else "")
+    if "phones" in summary:
+        from stec.audio.figures import BASELINES
+
+        table = _table("linear accuracy", "phones", "speakers")
+        for suffix, text in BASELINES.items():
+            values = [summary.get(f"{name}{suffix}") for name in ("phones", "speakers")]
+            if any(value is not None for value in values):
+                table.add_row(
+                    text, *("-" if v is None else f"{v:.1f} %" for v in values), style="" if suffix else "bold"
+                )
     console.print(table)
-    speed = f", {summary['views_per_second']:,} views/s" if summary["views_per_second"] else ""
-    console.print(f"{summary['seconds']:.0f} s of training{speed}; everything is in {path}", highlight=False)
+    speeds = [f", {summary[key]:,} {name}" for key, name in SPEEDS.items() if summary.get(key)]
+    console.print(f"{summary['seconds']:.0f} s of training{''.join(speeds)}; everything is in {path}", highlight=False)
 
 
 def main() -> None:
-    """Runs the command line; a user's mistake is one line and exit code 2."""
+    """Runs the command line. What a user can mend is one line and exit code 2; docs/resume.md has the other codes."""
     logger = logging.getLogger("stec")
     logger.handlers = [RichHandler(console=console, show_time=False, show_path=False)]
     logger.setLevel(logging.INFO)
     for chatty in ("lightning_fabric", "lightning.fabric"):  # the package itself sets its level when it is imported
         logging.getLogger(f"{chatty}.utilities.rank_zero").setLevel(logging.WARNING)
+        logging.getLogger(f"{chatty}.utilities.distributed").setLevel(logging.WARNING)
     # The compiler suggests TensorFloat32, and tells of its own decisions; crops and logits are kept exact on purpose.
     warnings.filterwarnings("ignore", module=r"torch\._inductor")
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
     except UserError as error:
-        print(f"stec: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(str(error), 2)
+    except Stopped as stop:
+        _end(str(stop), os.EX_TEMPFAIL)
     except SystemExit as stop:
         if stop.code == 130:  # what typer makes of KeyboardInterrupt
-            words = "interrupted; --resume continues a run, the same command an experiment or an embedding"
-            print(f"stec: {words}", file=sys.stderr)
+            _end("interrupted; --resume continues a run, the same command an experiment or an embedding", 130)
         raise
+    except (OSError, MemoryError, RuntimeError) as error:
+        line = describe(error)
+        if line is None:
+            raise
+        _end(line, 2)
+
+
+def _end(line: str, code: int) -> NoReturn:
+    if line:
+        print("stec:", " ".join(line.split()), file=sys.stderr)  # one line, whatever somebody's file or word holds
+    sys.exit(code)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """Of SIGTERM where no run is training: there is nothing to save."""
+    raise Stopped("stopped by SIGTERM; --resume continues a run, the same command an experiment or an embedding")
 
 
 if __name__ == "__main__":

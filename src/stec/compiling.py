@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch._functorch.config
 from torch import nn
@@ -19,3 +21,12 @@ def compile_network(network: nn.Module, choice: str) -> None:
     # So that what has gradients of its own, as `stec.networks.normalising` has, is found in the compile cache again.
     torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
     network.compile(dynamic=False, options=TUNED if choice == "tuned" else None)
+
+
+def forget_earlier_runs() -> None:
+    """Gives a run the process as if it were the first in it: memory, its peak, and the number of compiled shapes."""
+    gc.collect()
+    torch.compiler.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

@@ -19,18 +19,25 @@ from omegaconf.errors import OmegaConfBaseException
 
 from stec.errors import UserError, nearest
 
+# Methods that learn from sound; all others learn from images.
+SOUND = ("cpc", "stec-cpc", "stec-cpc-actions")
+
 
 @dataclass(frozen=True)
 class DataConfig:
     """Which images, from where, kept at which size."""
 
-    source: str = "shapes"  # shapes, arrays, folder, cifar10, cifar100, stl10, imagenet
+    # shapes, arrays, folder, cifar10, cifar100, stl10, imagenet, shards; of sound: utterances, arrays, folder
+    source: str = "shapes"
     root: str | None = None  # where the files are; `shapes` needs none
     size: int = 32  # side in pixels at which an image is kept (non-square images remember their true size)
     download: bool = False  # let torchvision download CIFAR and STL-10 into root
     resident: str = "auto"  # auto: keep all images on the training device if they fit; always; never (stream)
     workers: int = 8  # processes that decode images when streaming
     cache: str | None = None  # folder where decoded image files are kept, so that each is decoded only once
+    cache_gb: float = 100.0  # shards behind addresses only: gigabytes of them that are kept in `cache` at most
+    test_root: str | None = None  # shards only: those to test on, where they are not in the folder `root`
+    buffer: int = 65_536  # shards only: how many images long the buffer is in which they are shuffled
     train_images: int = 3000  # shapes only
     test_images: int = 1000  # shapes only
 
@@ -94,13 +101,31 @@ class TurnConfig:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
-    """SGD with LARS, linear warm-up and cosine decay."""
+class AudioConfig:
+    """Learning from sound: contrastive predictive coding, for the methods in SOUND."""
 
-    rate: float = 1.0  # learning rate per 256 images in the batch
-    momentum: float = 0.9
+    window: int = 20480  # samples at 16 kHz of a window; every utterance in a batch gives two
+    steps: int = 12  # frames that are predicted
+    negatives: str = "same"  # frames to tell the true one from: of the same window; of other utterances; both
+    pool: int = 512  # frames of other utterances that are drawn for that
+    bidirectional: bool = False  # also a context that runs backwards, and predicts the past
+    lambda_identity: float = 1.0  # weight of the time-insensitive identity model, in methods that have it
+    pieces: str = "windows"  # what that one compares: the means of two windows, or a frame of each: frames
+    alignment: str | None = None  # folder only: file with the phones of all utterances, for the probe
+    test_speakers: float = 0.25  # share of the speakers that are held out to test phones
+    speakers: int = 16  # utterances only
+    utterances: int = 240  # utterances only
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Which steps, with linear warm-up and cosine decay."""
+
+    name: str = "lars"  # lars: SGD with momentum, scaled by layer; adamw: for vision transformers. Sound: always Adam
+    rate: float = 1.0  # learning rate per 256 images in the batch; for sound the rate itself
+    momentum: float = 0.9  # adamw: decay of the mean gradient
     weight_decay: float = 1e-6
-    trust: float = 0.001  # LARS trust coefficient
+    trust: float = 0.001  # lars: trust coefficient; 0 is plain SGD
     warmup_epochs: float = 10
 
 
@@ -120,72 +145,110 @@ class Config:
     identity: IdentityConfig = field(default_factory=IdentityConfig)
     manipulation: ManipulationConfig = field(default_factory=ManipulationConfig)
     turn: TurnConfig = field(default_factory=TurnConfig)
+    audio: AudioConfig = field(default_factory=AudioConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     device: str = "auto"  # auto, cpu, cuda
-    devices: int = 1  # how many
+    devices: int = 1  # how many on this machine, each with its process; torchrun and SLURM bring their own number
     precision: str = "auto"  # auto: bf16 on a GPU that has it, else 32; or bf16, 32
     compile: str = "auto"  # auto: on a GPU; always; never; tuned: takes minutes, once, for a few percent of speed
     log_every: int = 50  # steps between two lines of metrics.jsonl
     checkpoint_every: int = 10  # epochs between two checkpoints; the last epoch always has one
-    baselines: bool = False  # also fit linear classifiers on the untrained encoder and on pixels
+    checkpoint_minutes: float = 10  # minutes between two checkpoints, if the epochs are longer; 0: after every step
+    baselines: bool = False  # also fit linear classifiers on the untrained encoder and on pixels or MFCC
+
+
+def foreign_groups(config: Config) -> tuple[str, ...]:
+    """Groups of keys that belong to the other kind of data, images or sound."""
+    return ("views", "turn") if config.method in SOUND else ("audio",)
 
 
 def to_yaml(config: Any) -> str:
-    """The whole tree as YAML, readable by `load`."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    """The tree as YAML, readable by `load`; without groups of keys that mean nothing to this run."""
+    tree: Any = OmegaConf.to_container(OmegaConf.structured(config))
+    for group in foreign_groups(config) if isinstance(config, Config) else ():
+        del tree[group]
+    return OmegaConf.to_yaml(tree)
 
 
-def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
-    folder = resources.files("stec") / "recipes"
-    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+def recipe_names(of: str = "") -> list[str]:
+    """The recipes that come with the package: for pretraining, or for what a folder of them is named after.
+
+    Those for pretraining on sound are in a folder, too, which is part of their names: `audio/cpc`.
+    """
+    folders = {"": of} if of else {"": "", "audio/": "audio"}
+    return sorted(
+        prefix + path.name.removesuffix(".yaml")
+        for prefix, folder in folders.items()
+        for path in (resources.files("stec") / "recipes" / folder).iterdir()
+        if path.name.endswith(".yaml")
+    )
 
 
 def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
     """A recipe (its name, or the path of a YAML file) with `key=value` words laid over it."""
-    tree, given = _schema(), _dotlist(words)
-    for layer in [*_layers(recipe, given.get("method")), given]:
-        _check_keys(layer)
-        try:
-            tree = OmegaConf.unsafe_merge(tree, layer)  # type: ignore[assignment]
-        except OmegaConfBaseException as error:
-            key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
-            raise UserError(f"{key}{str(error).splitlines()[0]}") from None
-    config: Any = OmegaConf.to_object(tree)
-    config = _tuples(config)
+    config: Config = load_as(Config, recipe, words)
+    for group in foreign_groups(config):
+        if group in _dotlist(words):
+            data = "sound" if config.method in SOUND else "images"
+            raise UserError(f"{group}: method={config.method} learns from {data}, for which these keys mean nothing")
     check_values(config)
     return config
 
 
-def read_recipe(recipe: str) -> dict[str, Any]:
+def load_as(kind: type, recipe: str, words: Sequence[str] = (), of: str = "") -> Any:
+    """The same for another tree of dataclasses, whose recipes are in a folder of their own; values are not checked."""
+    tree, given = _schema(kind), _dotlist(words)
+    try:
+        for layer in [*_layers(recipe, given.get("method"), of), given]:
+            _check_keys(layer, kind)
+            tree = OmegaConf.unsafe_merge(tree, layer)  # type: ignore[assignment]
+        return _tuples(OmegaConf.to_object(tree))
+    except OmegaConfBaseException as error:
+        key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
+        raise UserError(f"{key}{str(error).splitlines()[0]}") from None
+    except (ValueError, TypeError, RecursionError) as error:  # what strange YAML makes of itself
+        raise UserError(f"{recipe}: {error}") from None
+
+
+def read_recipe(recipe: str, of: str = "") -> dict[str, Any]:
     """One recipe file as it stands, before its base and the defaults are laid under it."""
     path = Path(recipe)
-    if recipe in recipe_names():
-        text = (resources.files("stec") / "recipes" / f"{recipe}.yaml").read_text()
+    if recipe in recipe_names(of):
+        text = (resources.files("stec") / "recipes" / of / f"{recipe}.yaml").read_text()
     elif path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise UserError(f"{recipe}: no such file")
-        text = path.read_text()
+        text = read_text(path)
     else:
-        raise UserError(f"unknown recipe '{recipe}': {nearest(recipe, recipe_names())} ('stec recipes' lists them)")
+        raise UserError(f"unknown recipe '{recipe}': {nearest(recipe, recipe_names(of))} ('stec recipes' lists them)")
     try:
         content = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{recipe}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{recipe}: a recipe is a mapping of keys to values")
     return content
 
 
-def _layers(recipe: str, method: str | None) -> Iterator[DictConfig]:
+def read_text(path: Path) -> str:
+    """What a text file holds; UserError if it is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not a text file: {error}") from None
+
+
+def _layers(recipe: str, method: str | None, of: str) -> Iterator[DictConfig]:
     """What the recipe is based on first, the recipe itself last; each followed by what it has for the method alone."""
     contents: dict[str, dict[str, Any]] = {}
     name: str | None = recipe
     while name:
         if name in contents:
             raise UserError(f"recipe '{recipe}' is based on itself")
-        contents[name] = read_recipe(name)
+        contents[name] = read_recipe(name, of)
         name = contents[name].pop("base", None)
+        if not isinstance(name, str | None):
+            raise UserError(f"{recipe}: 'base' is the name of a recipe")
     method = method or next((content["method"] for content in contents.values() if "method" in content), Config.method)
     for content in reversed(contents.values()):
         content.pop("about", None)
@@ -193,14 +256,14 @@ def _layers(recipe: str, method: str | None) -> Iterator[DictConfig]:
         if not (isinstance(methods, dict) and all(isinstance(keys, dict) for keys in methods.values())):
             raise UserError(f"{recipe}: 'methods' maps names of methods to keys that differ for them")
         yield OmegaConf.create(content)
-        own: dict[str, Any] = methods.get(method, {})
+        own: dict[str, Any] = methods.get(str(method), {})
         yield OmegaConf.create(own)
 
 
-def _schema() -> DictConfig:
-    schema = OmegaConf.structured(Config)
+def _schema(kind: type) -> DictConfig:
+    schema = OmegaConf.structured(kind)
     OmegaConf.set_readonly(schema, False)
-    for section in dataclasses.fields(Config):
+    for section in dataclasses.fields(kind):
         if dataclasses.is_dataclass(section.default_factory):
             OmegaConf.set_readonly(schema[section.name], False)
     return schema
@@ -224,8 +287,8 @@ def _keys(kind: type = Config, prefix: str = "") -> Iterator[str]:
             yield from _keys(item.default_factory, f"{prefix}{item.name}.")
 
 
-def _check_keys(layer: DictConfig) -> None:
-    known = set(_keys())
+def _check_keys(layer: DictConfig, kind: type) -> None:
+    known = set(_keys(kind))
 
     def walk(node: DictConfig, prefix: str) -> None:
         for name in node:
@@ -258,25 +321,31 @@ def _tuples(config: Any) -> Any:
 
 
 _CHOICES = {
-    "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet"),
+    "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet", "shards", "utterances"),
     "data.resident": ("auto", "always", "never"),
     "manipulation.readout": ("classification", "regression"),
     "manipulation.bins": ("uniform", "quantile"),
     "manipulation.components": ("all", "informative"),
+    "optimizer.name": ("lars", "adamw"),
+    "audio.negatives": ("same", "other", "both"),
+    "audio.pieces": ("windows", "frames"),
     "device": ("auto", "cpu", "cuda"),
     "precision": ("auto", "bf16", "32"),
     "compile": ("auto", "always", "never", "tuned"),
 }
 _ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
+_SOUND_ACTIONS = ("shift", "speed", "band", "noise", "gain")
 _AT_LEAST = {
-    "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "lambda_manip": 0,
-    "lambda_turn": 0, "turn.hidden": 1,
+    "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "checkpoint_minutes": 0,
+    "lambda_manip": 0, "lambda_turn": 0, "turn.hidden": 1,
     "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
-    "views.small": 0, "views.small_size": 4,
+    "data.cache_gb": 0, "data.buffer": 1, "views.small": 0, "views.small_size": 4,
     "identity.hidden": 1, "identity.output": 1, "identity.alpha": 0, "identity.queue": 1,
     "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
     "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0, "optimizer.momentum": 0,
     "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.warmup_epochs": 0,
+    "audio.window": 465, "audio.steps": 1, "audio.pool": 1, "audio.lambda_identity": 0, "audio.speakers": 1,
+    "audio.utterances": 1,
 }  # fmt: skip
 _PROBABILITIES = ("mirror", "jitter_probability", "grey", "blur", "solarize")
 
@@ -297,8 +366,9 @@ def check_values(config: Config) -> None:
     for key, choices in _CHOICES.items():
         require(value_of(key) in choices, key, nearest(str(value_of(key)), choices))
     actions = config.manipulation.action.split("+")
+    known = _SOUND_ACTIONS if config.method == "stec-cpc-actions" else _ACTIONS
     for action in actions:
-        require(action in _ACTIONS, "manipulation.action", nearest(action, _ACTIONS))
+        require(action in known or config.method in SOUND[:2], "manipulation.action", nearest(action, known))
     require(len(set(actions)) == len(actions), "manipulation.action", "names an action twice")
     for key, least in _AT_LEAST.items():
         require(value_of(key) is None or value_of(key) >= least, key, f"must be at least {least}")
@@ -321,5 +391,6 @@ def check_values(config: Config) -> None:
         "must be at least 2: normalised with their queries, keys are told from the queue by their batch norm statistics"
     )
     require(config.identity.groups >= 2, "identity.groups", leak)
+    require(0 < config.audio.test_speakers < 1, "audio.test_speakers", "must be above 0 and below 1")
     require(config.optimizer.momentum < 1, "optimizer.momentum", "must be below 1")
     require(config.optimizer.warmup_epochs <= config.epochs, "optimizer.warmup_epochs", "is longer than the run")

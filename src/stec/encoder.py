@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from stec.config import Config
+from stec.config import SOUND, Config
 from stec.errors import UserError
 from stec.networks.encoders import create_encoder, library_module
 from stec.run import ENCODER, RunFolder, save_weights
@@ -95,7 +95,10 @@ def load(path: str | Path) -> Encoder:
     path = Path(path).expanduser()
     if not path.is_dir():
         return _read(path, None)
-    description = Description.of(RunFolder.open(path).config())
+    config = RunFolder.open(path).config()
+    if config.method in SOUND:
+        raise UserError(f"{path} is a run on sound: its probes are in summary.json, stec.audio.load opens its encoder")
+    description = Description.of(config)
     if not (path / ENCODER).is_file():
         raise UserError(f"{path} has no {ENCODER} yet: 'stec pretrain --resume {path}' goes on to write it")
     return _read(path / ENCODER, description)

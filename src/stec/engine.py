@@ -4,105 +4,38 @@
     loop.begin(resume=False)
     loop.run()
 
-Several processes: `torchrun --nproc-per-node 8 -m stec pretrain RECIPE devices=8`.
+Several processes: `stec pretrain RECIPE devices=8`, or `torchrun --nproc-per-node 8 -m stec pretrain RECIPE`.
+What a run computes does not depend on how many there are.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from stec import provenance
+from stec import checkpoint, provenance, randomness
 from stec.compiling import compile_network, compiles
-from stec.errors import UserError
+from stec.errors import Stopped, UserError
+from stec.faults import explained
+from stec.interruption import Interruption
+from stec.launching import launched
 from stec.networks.synchrony import synchronise_batch_norms
+from stec.processes import known_shares, shares
 from stec.replay import Replay
 from stec.reporter import Progress, Reporter
-from stec.run import RunFolder, publish
+from stec.run import RunFolder
+from stec.task import Settings, Task
 
 try:
     from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments import LightningEnvironment
 except ImportError:  # the same code inside of the larger `lightning` package
     from lightning.fabric import Fabric  # type: ignore
-
-
-class Settings(Protocol):
-    """What the loop reads of a config; see `stec.config.Config` for the meanings."""
-
-    @property
-    def epochs(self) -> int: ...  # noqa: D102
-    @property
-    def batch_size(self) -> int: ...  # noqa: D102
-    @property
-    def seed(self) -> int: ...  # noqa: D102
-    @property
-    def device(self) -> str: ...  # noqa: D102
-    @property
-    def devices(self) -> int: ...  # noqa: D102
-    @property
-    def precision(self) -> str: ...  # noqa: D102
-    @property
-    def compile(self) -> str: ...  # noqa: D102
-    @property
-    def log_every(self) -> int: ...  # noqa: D102
-    @property
-    def checkpoint_every(self) -> int: ...  # noqa: D102
-
-
-class Task(ABC):
-    """What a loop trains: a module with its loss, the examples that it learns from, and how it is optimised."""
-
-    module: (
-        nn.Module
-    )  # all that has weights: prepared batch -> the loss, `metrics` as one tensor, what `watch` is shown
-    metrics: tuple[str, ...]  # what the module measures in every step; the loss comes first
-    items: int  # examples to train on
-    fingerprint: str  # of these; a run is resumed with the same ones only
-    unit: str = "images"  # what the speed counts,
-    units: float  # and how many of them a step takes
-    static: bool = True  # all steps do the same work on the same shapes: they can be compiled and replayed
-    warmup: int = 0  # steps
-
-    @abstractmethod
-    def batches(self, share: Tensor, size: int) -> Iterator[tuple[Any, ...]]:
-        """The examples with these numbers, on the device, `size` at a time."""
-
-    def prepare(self, *batch: Any) -> tuple[Any, ...]:
-        """What the device does to a batch before the module sees it."""
-        return batch
-
-    @abstractmethod
-    def optimizer(self, rate: Tensor) -> Optimizer:
-        """Of the module's weights. The learning rate is a tensor on the device, which the loop fills."""
-
-    @abstractmethod
-    def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step."""
-
-    def compiled(self, alone: bool) -> Iterable[nn.Module]:
-        """The modules that are compiled, each as one; `alone`: there are no other processes."""
-        return [self.module] if alone else []
-
-    def unsynchronised(self) -> Iterable[nn.Module]:
-        """Modules whose batch norms see the batch of their own process alone."""
-        return ()
-
-    def after_step(self, progress: Tensor) -> None:  # noqa: B027
-        """What follows the optimizer's step, such as moving averages; `progress` reaches 1 at the last one."""
-
-    def watch(self, *shown: Tensor) -> tuple[dict[str, float], str | None]:
-        """Further metrics, from what the module showed of the last step; and what is wrong, if anything is."""
-        return {}, None
-
-    def publish(self, folder: RunFolder) -> None:  # noqa: B027
-        """Writes what others may want of an unfinished run, such as the encoder."""
+    from lightning.fabric.plugins.environments import LightningEnvironment  # type: ignore
 
 
 def make_fabric(config: Settings) -> Fabric:
@@ -111,10 +44,14 @@ def make_fabric(config: Settings) -> Fabric:
         raise UserError("device=cuda: no CUDA device is available here; use device=cpu or device=auto")
     cuda = config.device != "cpu" and torch.cuda.is_available()
     bf16 = config.precision == "bf16" or (config.precision == "auto" and cuda and torch.cuda.is_bf16_supported())
+    started = launched()
+    devices, machines = started or (config.devices, 1)
     fabric = Fabric(
         accelerator="cuda" if cuda else "cpu",
-        devices=config.devices,
+        devices=devices,
+        num_nodes=machines,
         precision="bf16-mixed" if bf16 else "32-true",
+        plugins=[] if started else [LightningEnvironment()],
     )
     fabric.launch()
     return fabric
@@ -128,15 +65,16 @@ class Loop:
         if config.batch_size > task.items:
             larger = f"batch_size={config.batch_size} is larger than the training set ({task.items} examples)"
             raise UserError(f"{larger}: lower batch_size")
-        if config.batch_size % fabric.world_size:
-            raise UserError(f"batch_size={config.batch_size} does not divide over {fabric.world_size} processes")
+        if config.batch_size < fabric.world_size:
+            raise UserError(f"batch_size={config.batch_size} is less than one example for each process: raise it")
+        self.shares = shares(config.batch_size, fabric.world_size)  # how many examples of a batch each process has
         # Rate and progress change from step to step on the device: the host never waits, and a step can be replayed.
         self.rate_now = torch.zeros((), device=fabric.device)
         self.progress = torch.zeros((), dtype=torch.float64, device=fabric.device)
         optimizer = task.optimizer(self.rate_now)
         alone, cuda = fabric.world_size == 1, fabric.device.type == "cuda"
-        if cuda and not alone:  # PyTorch has no synchronised batch norm for CPUs
-            synchronise_batch_norms(task.module, task.unsynchronised())
+        if not alone:
+            synchronise_batch_norms(task.module, task.unsynchronised(), cuda)
         self.prepare: Callable[..., tuple[Any, ...]] = task.prepare
         self.step_on_device: Callable[..., tuple[Tensor, ...]] = self._step
         if task.static and compiles(config.compile, fabric.device):
@@ -149,45 +87,87 @@ class Loop:
         self.model, self.optimizer = fabric.setup(task.module, optimizer)
         self.steps_per_epoch = task.items // config.batch_size
         self.steps = self.steps_per_epoch * config.epochs
-        self.epoch = self.step = 0
+        self.step = 0
         self.seconds = 0.0  # spent training, over all resumptions
+        self.unfetched = 0.0  # the same, for the pending metrics of a run that is resumed
         self.steady: list[float] = []  # seconds per step in every interval
         self.pending: list[Tensor] = []  # metrics not yet fetched from the device
         self.shown: tuple[Tensor, ...] = ()  # by the last step
+        self.random: dict[str, Any] | None = None  # state to go on from in the middle of an epoch
         self.warned = False  # of what is wrong
-        self.since = 0.0
+        self.since = self.saved = 0.0  # when metrics were fetched, and a checkpoint begun
+        self.kept: int | None = None  # step of the last checkpoint that is on the disk
+        self.writer, self.interruption = checkpoint.Writer(), Interruption()
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs are done."""
+        return self.step // self.steps_per_epoch
 
     # --- training ---
 
     def begin(self, resume: bool) -> None:
         """Makes the run folder, or continues with what is in it."""
-        if resume:
-            self._resume()
-        elif self.fabric.is_global_zero:
-            self.folder.begin(self.config)
+        with explained(self._consequence):
+            if resume:
+                self._resume()
+            elif self.fabric.is_global_zero:
+                self.folder.begin(self.config)
 
     def run(self) -> None:
-        """All epochs that are left."""
+        """All steps that are left. Stopped, if a signal asks for it: after a step, with everything saved."""
         self.model.train()
-        self.since = time.perf_counter()
-        while self.epoch < self.config.epochs:
-            for batch in self._batches():
-                self.train(batch)
-                if len(self.pending) == self.config.log_every:
-                    self._fetch()
-            self.epoch += 1
-            if self.epoch % self.config.checkpoint_every == 0 or self.epoch == self.config.epochs:
-                self._fetch()
-                self._save()
+        self.saved = time.perf_counter()
+        self.since = self.saved - self.unfetched
+        with explained(self._consequence), self.interruption, self.writer:
+            while self.step < self.steps:
+                for batch in self._batches():
+                    self.train(batch)
+                    milestone = self._at_milestone()
+                    if milestone or len(self.pending) == self.config.log_every:
+                        self._fetch()
+                    self._attend(milestone)
+
+    def _at_milestone(self) -> bool:
+        """Whether the epochs done ask for a checkpoint."""
+        epoch, rest = divmod(self.step, self.steps_per_epoch)
+        return rest == 0 and (epoch % self.config.checkpoint_every == 0 or self.step == self.steps)
+
+    def _attend(self, milestone: bool) -> None:
+        """Saves when it is time to, and stops after that if a signal asks for it."""
+        self.writer.check()
+        due = milestone or time.perf_counter() - self.saved >= 60 * self.config.checkpoint_minutes
+        stop = self.interruption.name is not None
+        if self.fabric.world_size > 1:
+            if self.pending:
+                return  # processes agree with each other only where they wait for the device anyway
+            wish = torch.tensor([due, stop], dtype=torch.float32, device=self.fabric.device)
+            due, stop = self.fabric.all_reduce(wish, reduce_op="max").bool().tolist()  # type: ignore[union-attr]
+        if due or stop:
+            self.save()
+        if stop:
+            self.writer.wait()
+            self._stop()
+
+    def _stop(self) -> None:
+        what = f"stopped by {self.interruption.name or 'a signal'} after step {self.step} of {self.steps}"
+        raise Stopped(
+            f"{what}, all is saved; --resume {self.folder.path} goes on" if self.fabric.is_global_zero else ""
+        )
 
     def _batches(self) -> Iterator[tuple[Any, ...]]:
-        """This process's share of an epoch, in an order that seed and epoch alone decide."""
-        seed, rank, world = self.config.seed, self.fabric.global_rank, self.fabric.world_size
-        shuffle = torch.Generator().manual_seed(_mix(seed, self.epoch))
-        order = torch.randperm(self.task.items, generator=shuffle)
-        torch.manual_seed(_mix(seed, self.epoch, rank + 1))  # the actions; a resumed run repeats them exactly
-        share = order[: self.steps_per_epoch * self.config.batch_size][rank::world]
-        yield from self.task.batches(share, self.config.batch_size // world)
+        """What is left of this process's share of an epoch, in an order that seed and epoch alone decide."""
+        seed, rank, size = self.config.seed, self.fabric.global_rank, self.config.batch_size
+        epoch, done = divmod(self.step, self.steps_per_epoch)
+        shuffle = torch.Generator().manual_seed(randomness.mix(seed, epoch))
+        order = self.task.order(shuffle, size)
+        # The actions: a resumed run repeats them exactly. All processes draw the same, and each takes its rows.
+        randomness.seed(randomness.mix(seed, epoch, 1))
+        if self.random is not None:
+            randomness.restore(self.random, self.fabric.device)
+            self.random = None
+        left = order[: self.steps_per_epoch * size].view(-1, size)[done:]
+        yield from self.task.batches(left.split(self.shares, dim=1)[rank].flatten(), self.shares[rank])
 
     def train(self, batch: tuple[Any, ...]) -> None:
         """One step."""
@@ -199,7 +179,8 @@ class Loop:
 
     def _step(self, *batch: Any) -> tuple[Tensor, ...]:
         """All that the device does in a step: the task's metrics, and what its module shows."""
-        loss, *shown = self.model(*self.prepare(*batch))
+        with known_shares(self.shares):
+            loss, *shown = self.model(*self.prepare(*batch))
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
         self.optimizer.step()
@@ -221,7 +202,7 @@ class Loop:
         self.seconds += elapsed
         self.steady.append(elapsed / len(good))
         if not all(good):
-            self._diverged(self.step - len(good) + good.index(False))
+            self._diverged("loss", self.step - len(good) + good.index(False))
         self.pending = []
         metrics = dict(zip(self.task.metrics, mean, strict=True)) | self._watch()
         metrics |= {"rate": self._rate(), f"{self.task.unit}_per_second": self.task.units / self.steady[-1]}
@@ -233,7 +214,7 @@ class Loop:
             self.reporter.progress(progress)
 
     def _watch(self) -> dict[str, float]:
-        """The task's look at the last step in this process. What is wrong and outlasts the warm-up is noted once."""
+        """The task's look at the last step, in all processes. What is wrong and outlasts the warm-up is noted once."""
         measured, wrong = self.task.watch(*self.shown)
         if wrong and not self.warned and self.step > self.task.warmup:
             self.reporter.note(wrong)
@@ -262,53 +243,95 @@ class Loop:
             **provenance.versions(),
         }
 
-    def _diverged(self, step: int) -> None:
+    def _diverged(self, what: str, step: int) -> None:
         rate = self.task.rate(step, self.steps)
-        kept = f"{self.folder.checkpoint} is from before" if self.folder.checkpoint.exists() else "no checkpoint yet"
         raise UserError(
-            f"the loss became NaN or infinite at step {step} (learning rate {rate:.4g}; {kept}): "
+            f"the {what} became NaN or infinite at step {step} (learning rate {rate:.4g}; {self._consequence()}): "
             "lower optimizer.rate or lengthen optimizer.warmup_epochs"
         )
+
+    def _consequence(self) -> str:
+        """What is left of a run that fails."""
+        self.writer.join()
+        if self.kept is None:
+            return f"{self.folder.path} has no checkpoint yet"
+        return f"the checkpoint of step {self.kept} is kept, --resume {self.folder.path} goes on from it"
 
     # --- checkpoints ---
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "epoch": self.epoch,
+        """All that the rest of the run depends on, in main memory."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "seconds": self.seconds,
+            "unfetched": time.perf_counter() - self.since,
+            "pending": torch.stack(self.pending) if self.pending else None,
+            "random": randomness.capture(self.fabric.device),  # the same in all processes
             "data_fingerprint": self.task.fingerprint,
         }
+        return checkpoint.to_host(state)
 
-    def _save(self) -> None:
-        part = self.folder.checkpoint.with_name(".checkpoint.pt.part")
-        self.fabric.save(part, self._state())
-        if self.fabric.is_global_zero:
-            self.task.publish(self.folder)
-            publish(part, self.folder.checkpoint)  # last: a run that has it has all
+    def save(self) -> None:
+        """A checkpoint: the state is copied now, and written while training goes on."""
+        self._check_finite()
+        step, state = self.step, self._state()
+        self.saved = time.perf_counter()
+        if not self.fabric.is_global_zero:
+            return
+        finish = self.task.publish(self.folder)
+
+        def write() -> None:
+            if finish is not None:
+                finish()
+            self.folder.sync_metrics()
+            checkpoint.write(state, self.folder)  # last: a run that has it has all
+            self.kept = step
+
+        self.writer.start(write)
+
+    def _check_finite(self) -> None:
+        """A checkpoint is a good state or it is not made."""
+        if self.pending and not torch.stack(self.pending)[:, 0].isfinite().all():
+            self._fetch()  # says at which step
+        norms = torch._foreach_norm([weight.detach() for weight in self.model.parameters()])
+        if not torch.stack(norms).isfinite().all():
+            self._diverged("weights", self.step)
 
     def _resume(self) -> None:
         """Continues from the last checkpoint, if there is one."""
-        if not self.folder.checkpoint.exists():
+        found = checkpoint.read_newest(self.folder, lambda text: self.reporter.note(f"warning: {text}"))
+        if found is None:
             self.reporter.note("no checkpoint yet: starting from the beginning")
-            self.folder.forget_metrics_after(0)
+            if self.fabric.is_global_zero:
+                self.folder.forget_metrics_after(0)
             return
-        state = self._state()
+        state, path = found
         try:
-            self.fabric.load(self.folder.checkpoint, state)
-        except (RuntimeError, KeyError, EOFError) as error:
-            raise UserError(f"{self.folder.checkpoint} cannot be read: {str(error).splitlines()[0]}") from None
+            self._restore(state)
+        except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{path} is no checkpoint of this run: {type(error).__name__}: {reason}") from None
+        self.fabric.barrier()
+        if self.fabric.is_global_zero:
+            if path != self.folder.checkpoint:
+                path.replace(self.folder.checkpoint)  # else the next one would push the good one out
+            logged = self.folder.forget_metrics_after(self.step)
+            if logged + len(self.pending) != self.step:
+                self.reporter.note(f"warning: metrics.jsonl lacks what was measured after step {logged}")
+        self.kept = self.step
+        self.reporter.note(f"resumed at epoch {self.epoch} of {self.config.epochs}, step {self.step} of {self.steps}")
+
+    def _restore(self, state: dict[str, Any]) -> None:
         if state["data_fingerprint"] != self.task.fingerprint:
             raise UserError(f"the data changed since {self.folder.checkpoint} was written; start a new run")
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate_now  # loading has put another tensor in its place
-        self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
-        self.folder.forget_metrics_after(self.step)
-        self.reporter.note(f"resumed at epoch {self.epoch} of {self.config.epochs}")
-
-
-def _mix(*numbers: int) -> int:
-    """One seed from several numbers, well apart from its neighbours."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint32)[0])
+        self.step, self.seconds, self.unfetched = int(state["step"]), state["seconds"], state["unfetched"]
+        if state["pending"] is not None:
+            self.pending = list(state["pending"].to(self.fabric.device))
+        if self.step % self.steps_per_epoch:
+            self.random = state["random"]

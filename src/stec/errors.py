@@ -15,6 +15,10 @@ class UserError(Exception):
     """
 
 
+class Stopped(Exception):
+    """A signal ended a run, and what it had done is saved: the command line exits with code 75, "try again"."""
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """`did you mean 'x'?` for the closest choice, otherwise the choices, to end an error message with."""
     names = sorted(choices)

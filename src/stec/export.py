@@ -11,12 +11,13 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from stec.encoder import Encoder
 from stec.errors import UserError, nearest
-from stec.networks.encoders import ResNetEncoder, TimmEncoder
+from stec.networks.encoders import ResNetEncoder, TimmEncoder, timm_options
 from stec.run import make_room, replacing
 
 
@@ -70,7 +71,7 @@ def _to_timm(encoder: Encoder, out: Path) -> list[str]:
     architecture, stem = _architecture(encoder)
     make_room(out)
     encoder.save(out)
-    options = "".join(f", {key}={value}" for key, value in _timm_options(encoder).items())
+    options = "".join(f", {key}={value!r}" for key, value in _timm_arguments(encoder).items())
     if not stem:
         create = f'timm.create_model("{architecture}", num_classes=0{options}, checkpoint_path={str(out)!r})'
         return ["import timm", "", f"model = {create}.eval()"]
@@ -100,7 +101,7 @@ def _to_huggingface(encoder: Encoder, out: Path) -> list[str]:
         "architecture": architecture,
         "num_classes": 0,
         "num_features": encoder.dim,
-        "model_args": _timm_options(encoder),
+        "model_args": _timm_arguments(encoder),
         "pretrained_cfg": {
             "input_size": [3, size, size],
             "fixed_input_size": False,
@@ -157,7 +158,7 @@ def _architecture(encoder: Encoder) -> tuple[str, list[str]]:
     """The name that timm (and torchvision, of a ResNet) has for it, and the lines of code that change its stem."""
     name = encoder.description.encoder
     if isinstance(encoder.network, TimmEncoder):
-        return name.removeprefix("timm:"), []
+        return timm_options(name.removeprefix("timm:"))[0], []
     if not isinstance(encoder.network, ResNetEncoder):
         raise UserError(f"timm has no model with the weights of '{name}'; --to safetensors or onnx can hold it")
     architecture, _, stem = name.partition("-")
@@ -172,7 +173,9 @@ def _architecture(encoder: Encoder) -> tuple[str, list[str]]:
     return architecture, lines[stem]
 
 
-def _timm_options(encoder: Encoder) -> dict[str, bool]:
+def _timm_arguments(encoder: Encoder) -> dict[str, Any]:
     """What timm has to be told to build the model as it was built for training."""
-    dynamic = getattr(getattr(encoder.network, "model", None), "dynamic_img_size", False)
-    return {"dynamic_img_size": True} if dynamic else {}
+    if not isinstance(encoder.network, TimmEncoder):
+        return {}
+    dynamic = getattr(encoder.network.model, "dynamic_img_size", False)
+    return encoder.network.options | ({"dynamic_img_size": True} if dynamic else {})

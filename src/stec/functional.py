@@ -249,37 +249,46 @@ def target_accuracy(first: Tensor, second: Tensor, first_target: Tensor, second_
     return relic(first, second, first_target, second_target, alpha=0.0).accuracy
 
 
-def manipulation_cross_entropy(logits: Tensor, codes: Tensor, valid: Tensor | None = None) -> Tensor:
-    """-log q(a_manip | x, x'), mean over the action's components and over the valid pairs.
-
-    Args:
-        logits: (B, C, K)
-        codes: (B, C) which of the K bins each component fell into.
-        valid: see `component_mean`.
-    """
-    return component_mean(F.cross_entropy(logits.float().mT, codes, reduction="none"), valid)
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of the values (B, ...) over B where the mask (B, ...) holds; 0 if it holds nowhere."""
+    if mask is None:
+        return values.mean(dim=0)
+    return (values * mask).sum(dim=0) / mask.sum(dim=0).clamp(min=1)
 
 
-def manipulation_regression(predicted: Tensor, action: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Squared error, mean over the action's components (B, C) and over the valid pairs."""
-    return component_mean((predicted.float() - action).square(), valid)
+Mean = Callable[[Tensor, Tensor | None], Tensor]
 
 
-def component_mean(values: Tensor, valid: Tensor | None = None) -> Tensor:
+def component_mean(values: Tensor, valid: Tensor | None = None, mean: Mean = masked_mean) -> Tensor:
     """The mean of the values (B, C) over components and valid pairs.
 
     Args:
         values: (B, C)
         valid: bool, pairs that count, (B,) for all components alike or (B, C) for each its own; all if left out. Every
             component has the same weight; one without a valid pair gives 0.
+        mean: how to average over pairs; `stec.processes.mean` takes those of all processes.
     """
     if valid is not None and valid.dim() == 2:
-        return masked_mean(values, valid).mean()
-    return masked_mean(values.mean(dim=1), valid)
+        return mean(values, valid).mean()
+    return mean(values.mean(dim=1), valid)
 
 
-def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of the values (B, ...) over B where the mask (B, ...) holds; 0 if it holds nowhere."""
-    if mask is None:
-        return values.mean(dim=0)
-    return (values * mask).sum(dim=0) / mask.sum(dim=0).clamp(min=1)
+def manipulation_cross_entropy(
+    logits: Tensor, codes: Tensor, valid: Tensor | None = None, mean: Mean = masked_mean
+) -> Tensor:
+    """-log q(a_manip | x, x'), mean over the action's components and over the valid pairs.
+
+    Args:
+        logits: (B, C, K)
+        codes: (B, C) which of the K bins each component fell into.
+        valid: see `component_mean`.
+        mean: see there, too.
+    """
+    return component_mean(F.cross_entropy(logits.float().mT, codes, reduction="none"), valid, mean)
+
+
+def manipulation_regression(
+    predicted: Tensor, action: Tensor, valid: Tensor | None = None, mean: Mean = masked_mean
+) -> Tensor:
+    """Squared error, mean over the action's components (B, C) and over the valid pairs."""
+    return component_mean((predicted.float() - action).square(), valid, mean)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stec import data
+from stec.checkpoint import read_newest
 from stec.config import Config
 from stec.data import DataSet
 from stec.errors import UserError
@@ -53,14 +53,14 @@ def open_run(path: Path, device: torch.device | None = None) -> LoadedRun:
     views, method = build(config)
     manipulation = method.manipulation
     try:
-        if folder.checkpoint.is_file():
-            method.load_state_dict(_method_state(folder.checkpoint))
+        if folder.checkpoint.is_file() and (found := read_newest(folder, logger.warning)):
+            method.load_state_dict(_method_state(found[0]))
         elif (path / ENCODER).is_file():
             library_module(method.encoder).load_state_dict(load_file(path / ENCODER))
             manipulation = None
         else:
             raise UserError(f"{path} has no weights: neither {folder.checkpoint.name} nor {ENCODER}")
-    except (RuntimeError, KeyError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+    except (RuntimeError, KeyError, AttributeError, TypeError, OSError, SafetensorError) as error:
         raise UserError(f"the weights in {path} cannot be read: {str(error).splitlines()[0]}") from None
     parts = [part.to(device).eval() for part in (method.encoder, manipulation) if part is not None]
     for parameter in (value for part in parts for value in part.parameters()):
@@ -83,11 +83,10 @@ def compare_data(folder: RunFolder, dataset: DataSet, source: str) -> None:
         logger.warning("%s: the images are not those that %s was trained on", dataset.name, folder.path)
 
 
-def _method_state(checkpoint: Path) -> dict[str, Tensor]:
+def _method_state(state: dict[str, Any]) -> dict[str, Tensor]:
     """The weights of the method, without those of the online probe beside it."""
-    content: dict[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     prefix = "method."
-    return {key.removeprefix(prefix): value for key, value in content["model"].items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): value for key, value in state["model"].items() if key.startswith(prefix)}
 
 
 def encode(run: LoadedRun, images: Tensor, batch: int = 500) -> Tensor:

@@ -15,6 +15,7 @@ from stec.config import ManipulationConfig
 from stec.errors import UserError
 from stec.functional import component_mean, manipulation_cross_entropy, manipulation_regression
 from stec.networks.heads import mlp
+from stec.processes import mean
 from stec.views import Views
 
 QUANTILE_PAIRS = 65_536  # sampled to fit quantile bins
@@ -22,7 +23,7 @@ QUANTILE_SIDE = 1024.0  # of the imagined square image on which they are sampled
 
 
 class ManipulationOutput(NamedTuple):
-    """Loss over valid pairs, and the share of informative components that fell into the right bin."""
+    """Loss over the valid pairs of all processes, and how many informative components fell into the right bin."""
 
     loss: Tensor  # ()
     accuracy: Tensor  # (), from 0 to 1
@@ -44,7 +45,7 @@ class Manipulation(nn.Module):
 
     Args:
         dim: dimension of the features.
-        config: representation, readout and bins.
+        config: representation, readout and bins; the usual ones if left out.
         views: samples the actions on which quantile bins are fitted, and says what never changes; not needed for
             uniform bins.
     """
@@ -53,8 +54,9 @@ class Manipulation(nn.Module):
     informative: Tensor  # which of those count in the accuracy
     unsolarized: Tensor  # (C',) bool: which are inferred only where neither view is solarized
 
-    def __init__(self, dim: int, config: ManipulationConfig, views: Views | None = None) -> None:
+    def __init__(self, dim: int, config: ManipulationConfig | None = None, views: Views | None = None) -> None:
         super().__init__()
+        config = config or ManipulationConfig()
         self.representation = representation(config.action)
         informative = torch.tensor(informative_components(config, views))
         kept = informative if config.components == "informative" else torch.ones_like(informative)
@@ -98,14 +100,14 @@ class Manipulation(nn.Module):
         valid = self.valid_pairs(copy)
         predicted = self.predict(first, second)
         if self.classifies:
-            loss = manipulation_cross_entropy(predicted, codes, valid)
+            loss = manipulation_cross_entropy(predicted, codes, valid, mean)
             guess = predicted.argmax(dim=2)
         else:
-            loss = manipulation_regression(predicted, action, valid)
+            loss = manipulation_regression(predicted, action, valid, mean)
             guess = self.bins(predicted)
         right = (guess == codes)[:, self.informative].float()
         counted = valid if valid.dim() == 1 else valid[:, self.informative]
-        return ManipulationOutput(loss, component_mean(right, counted).detach())
+        return ManipulationOutput(loss, component_mean(right, counted, mean).detach())
 
     def valid_pairs(self, copy: EfferenceCopy) -> Tensor:
         """The pairs that count: (B,), or (B, C') if the components differ in that."""

@@ -1,13 +1,15 @@
-"""SGD with LARS, which parameters it applies to, and the schedule of its learning rate."""
+"""Optimizers, which parameters they scale and decay, and the schedule of their learning rate."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from stec.config import OptimizerConfig
 
 # Layers whose parameters are never decayed and never rescaled. `_NormBase` is every batch and instance norm.
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -37,6 +39,8 @@ class LARS(torch.optim.Optimizer):
         weight_decay: L2 penalty.
         trust: Trust coefficient; 0 or None makes a group plain SGD with momentum.
         compiled: Compile what follows the norms of LARS: on a GPU, one pass over memory instead of five.
+
+    A group may have a `factor`, by which its learning rate differs from `lr`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
@@ -84,11 +88,12 @@ class LARS(torch.optim.Optimizer):
         if group["weight_decay"]:
             directions = list(torch._foreach_add(directions, weights, alpha=group["weight_decay"]))
         buffers = [self._buffer(w) for w in weights]  # v
+        rate = group["lr"] * group.get("factor", 1.0)
         if group["trust"]:
             local = _local_rates(weights, directions, group["trust"])
-            self._move_scaled(weights, directions, buffers, local, group["lr"], group["momentum"])
+            self._move_scaled(weights, directions, buffers, local, rate, group["momentum"])
         else:
-            _move(weights, directions, buffers, group["lr"], group["momentum"])
+            _move(weights, directions, buffers, rate, group["momentum"])
 
     def _buffer(self, weight: Tensor) -> Tensor:
         state = self.state[weight]
@@ -125,10 +130,35 @@ def _local_rates(weights: list[Tensor], directions: list[Tensor], trust: float) 
     return list(local.unbind())
 
 
+def create_optimizer(
+    settings: OptimizerConfig,
+    model: nn.Module,
+    rate: float | Tensor,
+    plain: Iterable[nn.Module] = (),
+    compiled: bool = False,
+) -> torch.optim.Optimizer:
+    """The optimizer that the settings name, for what `parameter_groups` makes of the model.
+
+    Args:
+        settings: Its name and constants; not the rate, which has a schedule.
+        model: All that is to be trained.
+        rate: Learning rate; may be changed before every step. A tensor on a GPU lets a step be recorded.
+        plain: See `parameter_groups`.
+        compiled: See `LARS`.
+    """
+    groups = parameter_groups(model, settings.weight_decay, settings.trust, plain)
+    if settings.name == "lars":
+        return LARS(groups, rate, settings.momentum, compiled=compiled)
+    for group in groups:
+        del group["trust"]
+    recorded = isinstance(rate, Tensor) and rate.is_cuda
+    return torch.optim.AdamW(groups, rate, (settings.momentum, 0.999), fused=recorded, capturable=recorded)
+
+
 def parameter_groups(
     model: nn.Module, weight_decay: float, trust: float, plain: Iterable[nn.Module] = ()
 ) -> list[dict[str, Any]]:
-    """Groups for `LARS`, by the type of the module that owns a parameter, never by its name.
+    """Groups for an optimizer, by the type of the module that owns a parameter, never by its name.
 
     ==================================================  =====  =====
     parameters                                          LARS   decay
@@ -204,6 +234,19 @@ def warmup_cosine(step: int, total: int, warmup: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
+
+
+def warmup_steps_down(step: int, total: int, warmup: int, drops: Sequence[float]) -> float:
+    """Factor for the base learning rate at one optimizer step: linear warm-up, then a tenth of it after every drop.
+
+    Args:
+        step: Steps already done: 0 for the first one, whose factor is 1 / warmup.
+        total: Steps of the whole run.
+        warmup: Steps of the warm-up; 0 for none.
+        drops: Parts of the run, from 0 to 1.
+    """
+    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    return rise * 0.1 ** sum(step >= round(part * total) for part in drops)
 
 
 def scaled_rate(rate_per_256: float, batch_size: int) -> float:

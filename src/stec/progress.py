@@ -13,6 +13,11 @@ from rich.table import Column
 from stec.reporter import Progress
 
 PLAIN_SECONDS = 10  # between two plain lines
+SPEEDS = {
+    "views_per_second": "views/s",
+    "images_per_second": "images/s",
+    "audio_seconds_per_second": "seconds of sound/s",
+}
 WIDE = 130  # columns of a terminal that has room for a bar
 
 
@@ -59,14 +64,14 @@ class Watcher:
 def describe(progress: Progress) -> str:
     """Losses, accuracies, speed and the time left."""
     m = progress.metrics
-    parts = [f"identity {m['identity']:.2f} ({100 * m['identity_accuracy']:.0f} %)"]
-    if "manipulation" in m:
-        parts.append(f"manipulation {m['manipulation']:.2f} ({100 * m['manipulation_accuracy']:.0f} %)")
-    if "turn" in m:
-        parts.append(f"turn {m['turn']:.2f} ({100 * m['turn_accuracy']:.0f} %)")
-    if "probe_accuracy" in m:
-        parts.append(f"probe {100 * m['probe_accuracy']:.0f} %")
-    parts.append(f"{m['views_per_second']:,.0f} views/s")
+    parts = [] if "identity" in m else [f"loss {m['loss']:.2f}"]
+    for name, value in m.items():
+        whole = name.removesuffix("_accuracy")
+        if f"{name}_accuracy" in m:
+            parts.append(f"{name} {value:.2f} ({100 * m[f'{name}_accuracy']:.0f} %)")
+        elif whole != name and whole not in m:
+            parts.append(f"{whole} {100 * value:.0f} %")
+    parts += [f"{m[key]:,.0f} {name}" for key, name in SPEEDS.items() if key in m]
     seconds = (progress.steps - progress.step) * progress.seconds / progress.step
     parts.append("done" if progress.step == progress.steps else f"{clock(seconds)} left")
     return "  ".join(parts)

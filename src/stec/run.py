@@ -1,4 +1,4 @@
-"""A run is a folder: config.yaml, metrics.jsonl, checkpoint.pt, encoder.safetensors, summary.json."""
+"""A run is a folder: config.yaml, metrics.jsonl, two checkpoints, encoder.safetensors, summary.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor
 
-from stec.config import Config, load, to_yaml
+from stec.config import Config, load, read_text, to_yaml
 from stec.errors import UserError
 
-CONFIG, METRICS, CHECKPOINT, ENCODER, SUMMARY = (
+CONFIG, METRICS, CHECKPOINT, PREVIOUS, ENCODER, SUMMARY = (
     "config.yaml",
     "metrics.jsonl",
     "checkpoint.pt",
+    "checkpoint-previous.pt",
     "encoder.safetensors",
     "summary.json",
 )
@@ -41,7 +42,8 @@ class RunFolder:
         """
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file; name another folder with --out")
-        if path.is_dir() and any(path.iterdir()):
+        # A run that was killed while its config was being written has left nothing but a part of it.
+        if path.is_dir() and any(not file.name.startswith(".") for file in path.iterdir()):
             if not force:
                 raise UserError(
                     f"{path} exists: continue it with --resume {path}, replace it with --force, or name another --out"
@@ -55,23 +57,37 @@ class RunFolder:
         """The folder of a run that exists."""
         if not (path / CONFIG).is_file():
             raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
-        first = (path / CONFIG).read_text().partition("\n")[0]
+        first = read_text(path / CONFIG).partition("\n")[0]
         return cls(path, first.removeprefix("# recipe: ").strip())
 
     def begin(self, config: Any) -> None:
-        """Makes the folder, empty but for the config: everything is in order, training is about to start."""
-        if self.path.is_dir():
-            shutil.rmtree(self.path)
-        self.path.mkdir(parents=True)
-        (self.path / CONFIG).write_text(f"# recipe: {self.recipe}\n{to_yaml(config)}")
+        """Makes the folder, empty but for the config: everything is in order, training is about to start.
+
+        The config of a run that is replaced goes last, so that the folder is one of a run at any time.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        for old in self.path.iterdir():
+            if old.is_dir() and not old.is_symlink():
+                shutil.rmtree(old)
+            elif old.name != CONFIG:
+                old.unlink()
+        with replacing(self.path / CONFIG) as path:
+            path.write_text(f"# recipe: {self.recipe}\n{to_yaml(config)}")
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint's path."""
+        """The path of the last checkpoint."""
         return self.path / CHECKPOINT
 
+    @property
+    def previous(self) -> Path:
+        """The path of the checkpoint before the last."""
+        return self.path / PREVIOUS
+
     def config(self) -> Config:
-        """The resolved config that was saved with the run."""
+        """The resolved config that was saved with a pretraining."""
+        if is_transfer(self.path):
+            raise UserError(f"{self.path} is a transfer, which has no encoder of its own: name the run it started from")
         return load(str(self.path / CONFIG))
 
     def add_metrics(self, record: dict[str, Any]) -> None:
@@ -80,15 +96,22 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl."""
+        """All lines of metrics.jsonl that are whole: a run that is killed may leave half a line behind."""
         path = self.path / METRICS
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        return [record for record in map(_parse, lines) if record is not None]
 
-    def forget_metrics_after(self, step: int) -> None:
-        """Drops what an interrupted run had logged beyond its last checkpoint."""
+    def forget_metrics_after(self, step: int) -> int:
+        """Drops what an interrupted run had logged beyond its last checkpoint. -> the last step that is left, or 0"""
         kept = [record for record in self.metrics() if record["step"] <= step]
         with replacing(self.path / METRICS) as path:
             path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        return kept[-1]["step"] if kept else 0
+
+    def sync_metrics(self) -> None:
+        """Makes sure that all lines are on the disk."""
+        if (self.path / METRICS).is_file():
+            _sync(self.path / METRICS)
 
     def save_encoder(self, state: dict[str, Tensor], metadata: dict[str, str]) -> None:
         """Writes the encoder's weights."""
@@ -97,12 +120,26 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """What summary.json holds; None before the run has finished."""
         path = self.path / SUMMARY
-        return json.loads(path.read_text()) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            summary = json.loads(read_text(path))
+        except ValueError:
+            summary = None
+        if not isinstance(summary, dict):
+            raise UserError(f"{path} is damaged; 'stec pretrain --resume {self.path}' makes it anew")
+        return summary
 
     def save_summary(self, summary: dict[str, Any]) -> None:
         """Writes summary.json."""
         with replacing(self.path / SUMMARY) as path:
             path.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def is_transfer(path: Path) -> bool:
+    """Whether the run in a folder is a transfer, to detection or segmentation."""
+    config = path / CONFIG
+    return config.is_file() and any(line.startswith("task:") for line in config.read_text().splitlines())
 
 
 def save_weights(path: Path, state: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -134,6 +171,24 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def publish(part: Path, path: Path) -> None:
     """Puts a finished file in its place, in one move that a crash cannot cut in half."""
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
+    _sync(part)
     os.replace(part, path)
+    with suppress(OSError):  # not every file system can
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None

@@ -6,16 +6,21 @@ summary = pretrain(config, folder, reporter)
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from stec import data
+from stec.checkpoint import to_host
 from stec.compiling import compiles
-from stec.config import Config
+from stec.config import SOUND, Config, DataConfig
 from stec.data import DataSet
 from stec.encoder import Description
 from stec.engine import Fabric, Loop, Task, make_fabric
@@ -23,10 +28,11 @@ from stec.evaluation import health
 from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
-from stec.functional import masked_mean
+from stec.launching import failing_together
 from stec.method import Losses, Method, build, check_pairing, fix_settings
 from stec.networks.encoders import create_encoder, library_module
-from stec.optim import LARS, parameter_groups, scaled_rate, warmup_cosine
+from stec.optim import create_optimizer, scaled_rate, warmup_cosine
+from stec.processes import mean, shares
 from stec.reporter import Nobody, Reporter
 from stec.run import RunFolder
 from stec.views import ViewBatch, Views
@@ -60,8 +66,8 @@ class Trainee(nn.Module):
             labels = labels.repeat(2)
             labelled = labels >= 0
             each = F.cross_entropy(logits, labels.clamp(min=0), reduction="none")
-            measured["probe_loss"] = masked_mean(each, labelled)
-            measured["probe_accuracy"] = masked_mean((logits.argmax(dim=1) == labels).float(), labelled)
+            measured["probe_loss"] = mean(each, labelled)
+            measured["probe_accuracy"] = mean((logits.argmax(dim=1) == labels).float(), labelled)
             total = total + measured["probe_loss"]
         metrics = torch.stack([measured[name].detach() for name in self.metrics])
         return total, metrics, losses.features, losses.embeddings
@@ -72,14 +78,25 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
 
     With several processes, all but the first return nothing.
     """
+    if config.method in SOUND:
+        from stec.audio.training import pretrain as listen
+
+        return listen(config, folder, reporter, resume)
     config = dataclasses.replace(config, manipulation=fix_settings(config.method, config.manipulation))
     check_pairing(config)
     fabric = make_fabric(config)
     if not fabric.is_global_zero:
         reporter = Nobody()
+        logging.getLogger("stec").setLevel(logging.WARNING)  # what all have to say, the first does
     about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
     reporter.note(f"{about} -> {folder.path}")
-    dataset = data.load(config.data, fabric.device)
+    with failing_together(fabric):
+        return _pretrain(config, fabric, folder, reporter, resume)
+
+
+def _pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Reporter, resume: bool) -> dict[str, Any]:
+    with _one_writer(config.data, fabric):
+        dataset = data.load(config.data, fabric.device)
     classes = len(dataset.classes) if dataset.test is not None else 0
     _note_data(dataset, classes, reporter)
 
@@ -103,6 +120,12 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     return summary
 
 
+def _one_writer(config: DataConfig, fabric: Fabric) -> AbstractContextManager[None]:
+    """Where loading writes, to a cache or what it downloads, the first process does so while the others wait."""
+    writes = config.cache is not None or config.download
+    return fabric.rank_zero_first() if writes else nullcontext()
+
+
 def _note_data(dataset: DataSet, classes: int, reporter: Reporter) -> None:
     test = f", {len(dataset.test):,} to test" if dataset.test is not None else ""
     labels = f"{classes} classes" if classes else "no labels, so no probe"
@@ -110,7 +133,7 @@ def _note_data(dataset: DataSet, classes: int, reporter: Reporter) -> None:
     size = f"{dataset.size} px"
     reporter.note(f"data: {dataset.name}, {len(dataset.train):,} images to train{test}, {size}, {labels}, {kept}")
     if dataset.skipped:
-        reporter.note(f"data: {len(dataset.skipped)} unreadable image(s) left out")
+        reporter.note(f"data: {len(dataset.skipped)} unreadable file(s) left out")
 
 
 class Pretraining(Task):
@@ -125,22 +148,26 @@ class Pretraining(Task):
         self.items, self.fingerprint = len(dataset.train), dataset.fingerprint
         self.units = 2 * config.batch_size
         self.warmup = round(config.optimizer.warmup_epochs * (self.items // config.batch_size))
+        if fabric.world_size > 1:
+            views.draw_for_all(shares(config.batch_size, fabric.world_size), fabric.global_rank)
 
     def batches(self, share: Tensor, size: int) -> Iterator[data.Batch]:
         """Images, their true sizes, and labels."""
         return self.dataset.train.batches(share, size)
 
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """As the images are quick to read."""
+        return self.dataset.train.order(shuffle, batch_size)
+
     def prepare(self, images: Tensor, sizes: Tensor, labels: Tensor) -> tuple[ViewBatch, Tensor]:
         """Acts."""
         return self.views(images, sizes).channels_last(), labels
 
-    def optimizer(self, rate: Tensor) -> LARS:
-        """LARS; the probe's steps are not scaled by it."""
-        settings = self.config.optimizer
+    def optimizer(self, rate: Tensor) -> Optimizer:
+        """The config's; LARS does not scale the probe's steps."""
         plain = [self.trainee.probe] if self.trainee.probe is not None else []
-        groups = parameter_groups(self.trainee, settings.weight_decay, settings.trust, plain)
-        compiled = rate.is_cuda and compiles(self.config.compile, rate.device)
-        return LARS(groups, lr=rate, momentum=settings.momentum, compiled=compiled)
+        compiled = rate.is_cuda and self.fabric.world_size == 1 and compiles(self.config.compile, rate.device)
+        return create_optimizer(self.config.optimizer, self.trainee, rate, plain, compiled)
 
     def rate(self, step: int, steps: int) -> float:
         """Linear warm-up, cosine decay, in proportion to the batch."""
@@ -162,13 +189,13 @@ class Pretraining(Task):
 
     def watch(self, *shown: Tensor) -> tuple[dict[str, float], str | None]:
         """Health of the features, and whether they collapse."""
-        measured = health.measure(*shown)
+        measured = health.measure(*(health.of_all_processes(views) for views in shown))
         return measured._asdict(), health.describe_collapse(measured) if measured.collapsed else None
 
-    def publish(self, folder: RunFolder) -> None:
+    def publish(self, folder: RunFolder) -> Callable[[], None]:
         """The encoder."""
-        weights = library_module(self.trainee.method.encoder).state_dict()
-        folder.save_encoder(weights, Description.of(self.config).metadata())
+        weights = to_host(library_module(self.trainee.method.encoder).state_dict())
+        return partial(folder.save_encoder, weights, Description.of(self.config).metadata())
 
     # --- evaluation ---
 

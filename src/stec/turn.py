@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stec.config import TurnConfig
+from stec.processes import mean
 
 TURNS = 4  # by 0, 90, 180 and 270 degrees, counterclockwise
 
 
 class TurnOutput(NamedTuple):
-    """Cross entropy over the four turns, averaged over views, and the share of views whose turn is found."""
+    """Cross entropy over the four turns, and the share of views whose turn is found, in all processes together."""
 
     loss: Tensor  # ()
     accuracy: Tensor  # (), from 0 to 1
@@ -56,5 +57,5 @@ class Turn(nn.Module):
         """Features (4B, D) of the turned views, in the order of `every_turn` -> loss and accuracy."""
         logits = self.predictor(features).float()  # (4B, TURNS)
         turns = torch.arange(TURNS, device=logits.device).repeat_interleave(len(logits) // TURNS)
-        accuracy = (logits.argmax(dim=1) == turns).float().mean()
-        return TurnOutput(F.cross_entropy(logits, turns), accuracy)
+        right = (logits.argmax(dim=1) == turns).float()
+        return TurnOutput(mean(F.cross_entropy(logits, turns, reduction="none")), mean(right))

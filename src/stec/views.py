@@ -6,6 +6,8 @@ Paper, appendix "Input transformations": random crop -> mirror -> colour jitter 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -126,6 +128,30 @@ class Views(nn.Module):
         shared = (aspect, mirror, jitter, jitter_probability, grey, blur, solarize)
         self.small_views = Views(small_size, small_area, *shared) if small else None
         self.third_view = Views(size // 2, area, *shared) if turn else None
+        self._share: tuple[int, int, int] | None = None
+
+    def draw_for_all(self, rows: Sequence[int], rank: int) -> None:
+        """From now on, every batch is that of one process, and the actions are those that a single one would draw.
+
+        With the same seed in all processes, each draws the numbers for the images of all, and uses its own: what is
+        done to an image does not depend on how many processes there are.
+
+        Args:
+            rows: how many images of a batch each process has, one process below the other.
+            rank: which of them this is.
+        """
+        start = sum(rows[:rank])
+        for views in (self, self.third_view, self.small_views):
+            if views is not None:
+                views._share = (start, start + rows[rank], sum(rows))
+
+    def _uniform(self, number: int, device: torch.device, *shape: int) -> Tensor:
+        """Random numbers from 0 to 1 for so many views. (number, *shape)"""
+        if self._share is None:
+            return torch.rand(number, *shape, device=device)
+        start, stop, total = self._share
+        views_of_each = number // (stop - start)
+        return torch.rand(views_of_each, total, *shape, device=device)[:, start:stop].flatten(0, 1)
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> ViewBatch:
         """Acts twice on every image.
@@ -171,22 +197,22 @@ class Views(nn.Module):
 
     def sample(self, sizes: Tensor) -> Glimpse:
         """Draws an action for every image, given their heights and widths (N, 2)."""
-        n, device = len(sizes), sizes.device
+        uniform = partial(self._uniform, len(sizes), sizes.device)
 
         def chance(probability: float) -> Tensor:
-            return torch.rand(n, device=device) < probability
+            return uniform() < probability
 
         u, v = self.jitter
-        change = (2 * torch.rand(n, 4, device=device) - 1) * chance(self.jitter_probability)[:, None]
+        change = (2 * uniform(4) - 1) * chance(self.jitter_probability)[:, None]
         colour = torch.cat([1 + u * change[:, :3], v * change[:, 3:]], dim=1)
         low, high = (sigma * self.size / 224 for sigma in BLUR_SIGMA)
-        sigma = low + (high - low) * torch.rand(n, device=device)
+        sigma = low + (high - low) * uniform()
         return Glimpse(
-            crop=_sample_crops(sizes, self.area, self.aspect),
+            crop=_sample_crops(sizes, self.area, self.aspect, uniform),
             source=sizes,
             mirrored=chance(self.mirror),
             colour=colour,
-            order=torch.rand(n, 4, device=device).argsort(dim=1),
+            order=uniform(4).argsort(dim=1),
             grey=chance(self.grey),
             blur=torch.where(chance(self.blur), sigma, 0.0),
             solarized=chance(self.solarize),
@@ -234,19 +260,20 @@ def _sizes(images: Tensor, sizes: Tensor | None) -> Tensor:
     return torch.stack(sides, dim=1)
 
 
-def _sample_crops(sizes: Tensor, area: tuple[float, float], aspect: tuple[float, float]) -> Tensor:
+def _sample_crops(
+    sizes: Tensor, area: tuple[float, float], aspect: tuple[float, float], uniform: Callable[..., Tensor]
+) -> Tensor:
     """Rectangles as torchvision's `RandomResizedCrop` draws them. (N, 2) heights, widths -> (N, 4)"""
-    n, device = len(sizes), sizes.device
     H, W = sizes[:, :1], sizes[:, 1:]  # (N, 1)
-    wanted = H * W * (area[0] + (area[1] - area[0]) * torch.rand(n, TRIES, device=device))
+    wanted = H * W * (area[0] + (area[1] - area[0]) * uniform(TRIES))
     low, high = math.log(aspect[0]), math.log(aspect[1])
-    ratio = torch.exp(low + (high - low) * torch.rand(n, TRIES, device=device))
+    ratio = torch.exp(low + (high - low) * uniform(TRIES))
     width, height = (wanted * ratio).sqrt().round(), (wanted / ratio).sqrt().round()
     fits = (width > 0) & (width <= W) & (height > 0) & (height <= H)
     chosen = fits.int().argmax(dim=1, keepdim=True)  # the first try that fits
     height, width = height.gather(1, chosen), width.gather(1, chosen)
-    top = (torch.rand(n, 1, device=device) * (H - height + 1)).floor().clamp(max=H - height)
-    left = (torch.rand(n, 1, device=device) * (W - width + 1)).floor().clamp(max=W - width)
+    top = (uniform(1) * (H - height + 1)).floor().clamp(max=H - height)
+    left = (uniform(1) * (W - width + 1)).floor().clamp(max=W - width)
 
     # None fits (long, thin images): the largest central crop whose aspect is in range.
     whole_width = torch.minimum(W, (H * aspect[1]).round())

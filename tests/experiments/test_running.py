@@ -14,10 +14,11 @@ from tiny_runs import TINY, Silent
 
 import stec
 from stec.errors import UserError
-from stec.experiments.book import Book, locked
+from stec.experiments.book import Book
 from stec.experiments.engine import Here, Local, create_engine
 from stec.experiments.experiment import load_experiment
 from stec.experiments.jobs import Place, choose, make_job, missing, parse_place, to_run
+from stec.locking import locked
 
 WORDS = " ".join(word for word in TINY if not word.startswith(("epochs", "checkpoint_every")))
 GRID = f"""

@@ -10,11 +10,13 @@ from stec.experiments.settings import NEUTRAL, differences, hash_of, settings_of
 
 OTHER = {
     "method": "stec-byol", "encoder": "resnet50", "data.root": "elsewhere", "data.source": "arrays", "data.cache": "x",
+    "data.test_root": "elsewhere",
     "data.download": "true", "data.resident": "never", "views.area": "[0.2,1.0]", "views.aspect": "[0.5,2.0]",
     "views.jitter": "[0.8,0.2]", "manipulation.action": "paper", "manipulation.readout": "regression",
     "manipulation.bins": "quantile", "manipulation.components": "informative", "device": "cpu", "precision": "32",
     "compile": "never", "baselines": "true", "optimizer.momentum": "0.8", "identity.ema": "0.5", "lambda_turn": "0.3",
-    "views.test_crop": "0.875", "views.small_area": "[0.1,0.3]",
+    "views.test_crop": "0.875", "views.small_area": "[0.1,0.3]", "audio.negatives": "other", "audio.pieces": "frames",
+    "audio.bidirectional": "true", "optimizer.name": "adamw", "audio.alignment": "elsewhere",
 }  # fmt: skip
 LEAVES = [key for key in _keys() if not any(other.startswith(f"{key}.") for other in _keys())]
 
@@ -24,14 +26,19 @@ def hash_with(*words, data="shapes"):
     return hash_of(settings_of(config, data))
 
 
+def hash_of_sound(*words):
+    config = load("audio/stec-cpc-actions", ["audio.negatives=both", *words])
+    return hash_of(settings_of(config, "utterances"))
+
+
 @pytest.mark.parametrize("key", LEAVES)
 def test_every_key_either_decides_the_result_or_is_known_not_to(key):
     """A new key has to be considered: it decides the result unless it is put on the list."""
-    value = load("default")
+    hashed, value = (hash_of_sound if key.startswith("audio.") else hash_with), load("default")
     for name in key.split("."):
         value = getattr(value, name)
     other = OTHER.get(key) or (value + 1 if isinstance(value, int) else value + 0.01)
-    assert (hash_with(f"{key}={other}") == hash_with()) == (key in NEUTRAL)
+    assert (hashed(f"{key}={other}") == hashed()) == (key in NEUTRAL)
 
 
 def test_which_images_decides_and_where_they_lie_does_not():

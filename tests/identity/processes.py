@@ -18,20 +18,18 @@ from stec.identity import IDENTITIES
 from stec.views import ViewBatch
 
 PAIRS, PIXELS, DIM, PROCESSES = 6, 10, 8, 2  # pairs of each process
-SMALL = 2  # small views of each image, in models that have them
 
 
 class Model(nn.Module):
     """A linear encoder and the identity model of that name, on rows of pixels.
 
-    "name, small": with small views. "moco, groups": the target normalises by its batches, one in each process.
+    "moco, groups": the target normalises by its batches, one in each process.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__()
         torch.manual_seed(0)
         name, _, kind = name.partition(", ")
-        self.small = kind == "small"
         self.encoder = nn.Linear(PIXELS, DIM)
         self.encoder.dim = DIM
         output = 12 if name == "simsiam" else 5  # a quarter of it is SimSiam's bottleneck
@@ -52,11 +50,7 @@ class Model(nn.Module):
 
     def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
         output = self.identity(self.encoder(views), ViewBatch(views, copy=None))
-        if not self.small:
-            return output.loss, output.accuracy
-        first = views.chunk(2)[0]
-        features = self.encoder(torch.cat([first * (2 + i) + 0.3 for i in range(SMALL)]))
-        return self.identity.with_small(output, features.unflatten(0, (SMALL, -1))), output.accuracy
+        return output.loss, output.accuracy
 
 
 @dataclass
@@ -65,7 +59,6 @@ class Outcome:
 
     loss: Tensor
     accuracy: Tensor
-    gradients: dict[str, Tensor]
     state: dict[str, Tensor]
 
 
@@ -102,48 +95,11 @@ def _step(model: Model, views: Tensor, seed: int = 0) -> Outcome:
     loss, accuracy = parallel(views)
     loss.backward()
     model.identity.after_step(0.5)
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return Outcome(loss.detach(), accuracy, gradients, model.state_dict())
+    return Outcome(loss.detach(), accuracy, model.state_dict())
 
 
-def queues_of_two_processes(steps: int, broadcast: bool, folder: Path) -> list[dict[str, Tensor]]:
-    """The buffers of MoCo in both processes after some steps under DDP, with and without its broadcast of buffers."""
-    multiprocessing.spawn(_queue_of_one, args=(steps, broadcast, str(folder)), nprocs=PROCESSES)
-    return [torch.load(folder / f"queue{rank}.pt") for rank in range(PROCESSES)]
-
-
-def _queue_of_one(rank: int, steps: int, broadcast: bool, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=PROCESSES)
-    model = Model("moco, groups")
-    parallel = DistributedDataParallel(model, broadcast_buffers=broadcast)
-    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
-    torch.manual_seed(rank)
-    for step in range(steps):
-        optimizer.zero_grad()
-        parallel(torch.cat(views_of(PROCESSES * step + rank)))[0].backward()
-        optimizer.step()
-        model.identity.after_step(0.1)
-    torch.save({name: getattr(model.identity, name) for name in ("queue", "oldest")}, f"{folder}/queue{rank}.pt")
-    dist.destroy_process_group()
-
-
-def assert_same_gradients(processes: list[Outcome], one: Outcome) -> None:
-    assert len(one.gradients) >= 5
-    for name, expected in one.gradients.items():
-        assert expected.abs().max() > 1e-4, name
-        for process in processes:
-            torch.testing.assert_close(process.gradients[name], expected, rtol=1e-5, atol=1e-6)
-
-
-def assert_same_loss_in_each(processes: list[Outcome], one: Outcome) -> None:
-    """Where every process computes the loss of the whole batch."""
+def assert_same_loss(processes: list[Outcome], one: Outcome) -> None:
+    """Every process computes the loss of the whole batch."""
     for process in processes:
         torch.testing.assert_close(process.loss, one.loss, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(process.accuracy, one.accuracy)
-
-
-def assert_same_mean_loss(processes: list[Outcome], one: Outcome) -> None:
-    """Where every process computes the loss of its own pairs."""
-    mean = torch.stack([process.loss for process in processes]).mean()
-    torch.testing.assert_close(mean, one.loss, rtol=1e-6, atol=1e-6)

@@ -12,9 +12,8 @@ from processes import (
     PROCESSES,
     Model,
     Outcome,
-    assert_same_mean_loss,
+    assert_same_loss,
     in_one_process,
-    queues_of_two_processes,
     views_of,
 )
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import stec
 from stec.config import IdentityConfig
 from stec.identity import MoCo
-from stec.networks.synchrony import synchronise_batch_norms
+from stec.networks.synchrony import GPUBatchNorm, synchronise_batch_norms
 
 
 def moco(queue: int, output: int = 2, groups: int = 2) -> MoCo:
@@ -49,18 +48,10 @@ def test_two_processes_have_the_queue_of_one(two_processes: dict[str, list[Outco
 def test_groups_over_two_processes_are_those_of_one(two_processes: dict[str, list[Outcome]]) -> None:
     """Shuffled over all views and normalised in two groups: one in each process, or both in one."""
     one = in_one_process("moco, groups")
-    assert_same_mean_loss(two_processes["moco, groups"], one)
+    assert_same_loss(two_processes["moco, groups"], one)
     for process in two_processes["moco, groups"]:
         torch.testing.assert_close(process.state["identity.queue"], one.state["identity.queue"])
     assert not torch.allclose(one.state["identity.queue"], in_one_process("moco").state["identity.queue"], atol=0.01)
-
-
-@pytest.mark.parametrize("broadcast", [True, False])
-def test_the_queue_stays_the_same_in_all_processes(broadcast: bool, tmp_path) -> None:
-    """Because all put the same keys in, not because DDP sends that of the first to the others before every step."""
-    first, second = queues_of_two_processes(5, broadcast, tmp_path)
-    assert torch.equal(first["queue"], second["queue"])
-    assert first["oldest"] == second["oldest"] == 5 * 2 * PAIRS * PROCESSES % 40
 
 
 class Recorder(nn.Module):
@@ -81,7 +72,7 @@ def test_the_target_sees_shuffled_groups_and_the_order_is_restored_exactly() -> 
     rows = torch.stack([torch.arange(40.0), torch.ones(40)], dim=1)
     torch.manual_seed(0)
     for _ in range(2):
-        assert torch.equal(model._keys(rows), nn.functional.normalize(rows))
+        assert torch.equal(model._keys(rows, [len(rows) // 2]), nn.functional.normalize(rows))
     first, second = model.target.seen[:8], model.target.seen[8:]
     for groups in (first, second):
         assert [len(group) for group in groups] == [5] * 8
@@ -92,7 +83,7 @@ def test_the_target_sees_shuffled_groups_and_the_order_is_restored_exactly() -> 
 def test_a_group_has_at_least_two_views() -> None:
     model = moco(queue=4, groups=8)
     model.target = Recorder()
-    model._keys(torch.arange(10.0).view(5, 2))
+    model._keys(torch.arange(10.0).view(5, 2), [2])
     assert sorted(map(len, model.target.seen)) == [2, 3]
 
 
@@ -102,8 +93,8 @@ def test_the_targets_batch_norms_are_not_synchronised() -> None:
         before = dict(method.named_parameters())
         synchronise_batch_norms(method, method.identity.unsynchronised())
         kinds = {key: type(module) for key, module in method.named_modules() if isinstance(module, _BatchNorm)}
-        assert kinds["encoder.bn1"] == kinds["identity.projector.1"] == nn.SyncBatchNorm
-        expected = nn.BatchNorm2d if apart else nn.SyncBatchNorm
+        assert kinds["encoder.bn1"] == kinds["identity.projector.1"] == GPUBatchNorm
+        expected = nn.BatchNorm2d if apart else GPUBatchNorm
         assert kinds["identity.target.encoder.bn1"] == expected
         assert kinds["identity.target.encoder.stages.0.bn2"] == expected
         assert all(before[key] is parameter for key, parameter in method.named_parameters())

@@ -15,7 +15,7 @@ from torch import nn
 
 from stec.config import IdentityConfig
 from stec.identity import SimCLR
-from stec.identity.gathering import gather
+from stec.processes import gather
 
 
 def test_two_processes_contrast_with_each_other() -> None:

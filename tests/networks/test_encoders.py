@@ -7,6 +7,7 @@ import torchvision
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
+from stec.config import load
 from stec.errors import UserError
 from stec.networks import create_encoder, list_encoders
 from stec.networks.encoders import _widened
@@ -156,3 +157,25 @@ def test_a_first_convolution_for_gpus_is_the_same_function(kernel, stride, side)
     torch.testing.assert_close(*results)
     gradients = [torch.autograd.grad(result.square().sum(), conv.weight)[0] for result in results]
     torch.testing.assert_close(*gradients)
+
+
+def test_timm_is_told_what_stands_behind_commas():
+    encoder = create_encoder("timm:test_vit,patch_size=4,img_size=32,qkv_bias=False")
+    assert encoder.model.patch_embed.grid_size == (8, 8)
+    assert encoder.model.blocks[0].attn.qkv.bias is None
+    assert encoder(torch.rand(2, 3, 32, 32)).shape == (2, encoder.dim)
+    assert encoder(torch.rand(2, 3, 48, 48)).shape == (2, encoder.dim)
+    for wrong in ("patch_size", "patch_size=", "=4", "4"):
+        with pytest.raises(UserError, match="expected KEY=VALUE, as patch_size=4"):
+            create_encoder(f"timm:test_vit,{wrong}")
+    with pytest.raises(UserError, match=r"cannot build 'test_vit' without a classifier and with pach: .*'pach'"):
+        create_encoder("timm:test_vit,pach=4")
+
+
+@pytest.mark.parametrize(("recipe", "side"), [("cifar10-vit-tiny-stec", 8), ("imagenette-vit-small-stec", 12)])
+def test_the_patches_of_a_recipe_fit_its_views(recipe, side):
+    config = load(recipe)
+    model = create_encoder(config.encoder).model
+    assert model.patch_embed.img_size == (config.views.size, config.views.size)
+    assert model.patch_embed.grid_size == (side, side)
+    assert config.optimizer.name == "adamw"

@@ -36,8 +36,10 @@ def experiment(
         list[str] | None, typer.Option(metavar="NAME=SOURCE:PATH", help="Where images lie: cifar10=arrays:PATH.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="local: a process for every GPU; default: one run at a time.")
+        str | None,
+        typer.Option(help="local: a process for every GPU; ray: a Ray cluster; default: one run at a time."),
     ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes of the engine `local`.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run folders.")] = Path("runs"),
     book: BookPath = BOOK,
     json_file: JsonFile = None,
@@ -59,7 +61,7 @@ def experiment(
     from stec.experiments.running import run_missing
     from stec.progress import Watcher
 
-    worker, places = create_engine(engine), dict(parse_place(text) for text in data or [])
+    worker, places = create_engine(engine, jobs), dict(parse_place(text) for text in data or [])
     chosen = choose(load_experiment(name), only or [])
     finished = Book(book)
     todo = missing(chosen, finished, seeds or chosen.seeds)

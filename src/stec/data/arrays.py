@@ -22,12 +22,14 @@ from stec.errors import UserError
 
 logger = logging.getLogger("stec")
 
+CLASSES = "classes.json"
+
 
 def open_arrays(root: Path, size: int) -> Collection:
     """The arrays under a folder; those of images stay on disk until they are read."""
     if not root.is_dir():
         raise UserError(f"data.root={root}: no such folder")
-    classes = _read_classes(root / "classes.json")
+    classes = _read_classes(root / CLASSES)
     images = _read_images(root / "train.npy")
     labels = _read_labels(root / "train_labels.npy", len(images), classes, least=-1)
     test_images, test_labels = _read_test(root, classes)
@@ -62,7 +64,7 @@ def _read(path: Path) -> np.ndarray:
         raise UserError(f"{path}: no such file; it should hold the images, uint8 (N, H, W, 3)")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # a damaged header raises nearly anything
         raise UserError(f"{path}: not a NumPy file ({' '.join(str(error).split())})") from None
     if not isinstance(array, np.ndarray):
         raise UserError(f"{path}: not a NumPy file (an .npz archive; save one array with numpy.save)")
@@ -94,10 +96,13 @@ def _read_labels(path: Path, number: int, classes: tuple[str, ...], least: int) 
 
 
 def _read_classes(path: Path) -> tuple[str, ...]:
-    if not path.exists():
-        return ()
+    return parse_classes(path.read_text(), path) if path.exists() else ()
+
+
+def parse_classes(text: str, path: object) -> tuple[str, ...]:
+    """The names of the classes, from a JSON list."""
     try:
-        names = json.loads(path.read_text())
+        names = json.loads(text)
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

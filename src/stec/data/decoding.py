@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -22,12 +22,12 @@ class UnreadableError(Exception):
     """A file that is no image, or a broken one."""
 
 
-def decode(path: str | Path, size: int) -> Picture:
+def decode(path: str | Path | BinaryIO, size: int) -> Picture:
     """Read an image file, squashed to size x size."""
     return squash(open_rgb(path), size)
 
 
-def open_rgb(path: str | Path) -> Image.Image:
+def open_rgb(path: str | Path | BinaryIO) -> Image.Image:
     """Read an image file: first frame, turned as its EXIF orientation says, RGB."""
     try:
         with Image.open(path) as picture:

@@ -88,9 +88,14 @@ def list_images(folder: Path) -> Listing:
 
 def image_names(folder: Path) -> list[str]:
     """Names relative to the folder of all images below it, sorted; UserError if there is none."""
-    names = list(_image_names(folder, Path(), ()))
+    return file_names(folder, EXTENSIONS, "images")
+
+
+def file_names(folder: Path, extensions: tuple[str, ...], what: str) -> list[str]:
+    """Names relative to the folder of all files below it with these endings, sorted; UserError if there is none."""
+    names = list(_file_names(folder, Path(), (), extensions))
     if not names:
-        raise UserError(f"{folder} holds no images: none of its files ends in {' '.join(EXTENSIONS)}")
+        raise UserError(f"{folder} holds no {what}: none of its files ends in {' '.join(extensions)}")
     return names
 
 
@@ -106,8 +111,10 @@ def _split_folders(root: Path) -> tuple[Path, list[Path]]:
     return root, []
 
 
-def _image_names(root: Path, folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    """Names relative to root of all images below it, sorted; follows links, but not in circles."""
+def _file_names(
+    root: Path, folder: Path, above: tuple[tuple[int, int], ...], extensions: tuple[str, ...]
+) -> Iterator[str]:
+    """Names relative to root of all such files below it, sorted; follows links, but not in circles."""
     try:
         status = os.stat(root / folder)
         entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
@@ -120,8 +127,8 @@ def _image_names(root: Path, folder: Path, above: tuple[tuple[int, int], ...]) -
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            yield from _image_names(root, folder / entry.name, (*above, here))
-        elif entry.name.lower().endswith(EXTENSIONS):
+            yield from _file_names(root, folder / entry.name, (*above, here), extensions)
+        elif entry.name.lower().endswith(extensions):
             yield str(folder / entry.name)
 
 

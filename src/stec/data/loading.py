@@ -17,7 +17,9 @@ from stec.data.cache import cached
 from stec.data.folder import open_folder
 from stec.data.pictures import ArrayPictures, Collection, FilePictures, Pictures
 from stec.data.residence import is_resident
+from stec.data.shards import open_shards
 from stec.data.split import Split, StreamedSplit, take
+from stec.data.store import Store
 from stec.data.torchvision_sets import open_cifar, open_imagenet, open_stl10
 from stec.errors import UserError, nearest
 
@@ -29,6 +31,7 @@ SOURCES = {
     "cifar100": "CIFAR-100: 60,000 images of 32 px, 100 classes; data.download=true gets it",
     "stl10": "STL-10: 105,000 images of 96 px, 5,000 of them labelled; data.download=true gets it",
     "imagenet": "ImageNet: root/train and root/val with a folder per class",
+    "shards": "webdataset's tar files: a folder, 'train-{000000..000127}.tar' or such an http address",
 }
 
 
@@ -53,12 +56,12 @@ def worker_count(config: DataConfig) -> int:
 
 def load(config: DataConfig, device: torch.device) -> DataSet:
     """Open a source and, if it fits, bring all its images to the device."""
-    found = _open(config)
+    found = open_source(config)
     parts: list[Pictures] = [found.train] if found.test is None else [found.train, found.test]
     needed = sum(len(part) for part in parts) * 3 * config.size**2
     resident = is_resident(config.resident, needed, device)
     workers = worker_count(config)
-    skipped: list[str] = []
+    skipped = list(found.skipped)
     if config.cache is not None:
         for i, part in enumerate(parts):
             if isinstance(part, FilePictures):
@@ -80,7 +83,10 @@ def load(config: DataConfig, device: torch.device) -> DataSet:
     return DataSet(found.name, splits[0], test, found.classes, config.size, _short(digests), resident, tuple(skipped))
 
 
-def _open(config: DataConfig) -> Collection:
+def open_source(config: DataConfig) -> Collection:
+    """What the source holds, before any image is read."""
+    if config.source == "utterances":
+        raise UserError("data.source=utterances is sound: start from a recipe such as audio/cpc")
     if config.source not in SOURCES:
         raise UserError(f"data.source={config.source}: {nearest(config.source, SOURCES)}")
     if config.source == "shapes":
@@ -94,6 +100,10 @@ def _open(config: DataConfig) -> Collection:
         return open_folder(root, config.size)
     if config.source == "imagenet":
         return open_imagenet(root, config.size)
+    if config.source == "shards":
+        cache = config.cache or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "stec", "shards")
+        store = Store(Path(cache).expanduser(), config.cache_gb * 1e9)
+        return open_shards(config.root, config.test_root, config.size, config.buffer, store)
     if config.source == "stl10":
         return open_stl10(root, config.size, config.download)
     return open_cifar(config.source, root, config.size, config.download)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,13 @@ from PIL import Image
 from torch import Tensor
 
 from stec.data.decoding import Picture, UnreadableError, decode, squash
+
+
+class Encoded(NamedTuple):
+    """An image as a file."""
+
+    content: bytes
+    extension: str  # such as "jpg"
 
 
 class Pictures(Protocol):
@@ -32,6 +40,12 @@ class Pictures(Protocol):
 
     def content(self) -> Iterator[bytes]:
         """Bytes that change when the images or labels do."""
+
+    def encoded(self, index: int) -> Encoded:
+        """The image as a file, with nothing lost; UnreadableError if there is none."""
+
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """All indices in an order for one epoch. Those that a process takes of each batch are neighbours in it."""
 
 
 class ArrayPictures:
@@ -71,6 +85,16 @@ class ArrayPictures:
         for start in range(0, len(self), 1024):
             yield self.array[start : start + 1024].tobytes()
         yield self.labels.numpy().tobytes()
+
+    def encoded(self, index: int) -> Encoded:
+        """As PNG."""
+        file = io.BytesIO()
+        Image.fromarray(np.ascontiguousarray(self.array[index])).save(file, "PNG")
+        return Encoded(file.getvalue(), "png")
+
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """Any order is as likely."""
+        return torch.randperm(len(self), generator=shuffle)
 
     def __getstate__(self) -> dict[str, Any]:
         """A mapped array goes to another process as the name of its file, not as gigabytes."""
@@ -118,6 +142,18 @@ class FilePictures:
             yield name + b"\0%d\0" % length
         yield self.labels.numpy().tobytes()
 
+    def encoded(self, index: int) -> Encoded:
+        """The file as it is."""
+        path = Path(self.name(index))
+        try:
+            return Encoded(path.read_bytes(), path.suffix[1:].lower())
+        except OSError as error:
+            raise UnreadableError(f"{type(error).__name__}: {error}") from None
+
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """Any order is as likely."""
+        return torch.randperm(len(self), generator=shuffle)
+
 
 @dataclass(frozen=True)
 class Collection:
@@ -127,6 +163,7 @@ class Collection:
     train: Pictures
     test: Pictures | None  # labelled; None where there is none
     classes: tuple[str, ...]  # () when unlabelled
+    skipped: tuple[str, ...] = ()  # files that could not be opened
 
 
 class Failure(NamedTuple):

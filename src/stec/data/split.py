@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from stec.data.pictures import Block, Failure, Pictures, allowed_failures, read_block
 from stec.errors import UserError
+from stec.interruption import ignore_signals
 
 logger = logging.getLogger("stec")
 
@@ -41,6 +42,9 @@ class Split(Protocol):
     def batches(self, order: Tensor, batch_size: int, drop_last: bool = True) -> Iterator[Batch]:
         """The images `order` (int64 (M,), cpu) names, in that order, on the device."""
 
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """All images in an order for one epoch. Those that a process takes of each batch are neighbours in it."""
+
 
 class ResidentSplit:
     """All images in one tensor on the device."""
@@ -59,6 +63,10 @@ class ResidentSplit:
         order = order.to(self.images.device)
         for chosen in _cut(order, batch_size, drop_last):
             yield Batch(self.images[chosen], self.sizes[chosen], self._device_labels[chosen])
+
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """Any order is as likely."""
+        return torch.randperm(len(self), generator=shuffle)
 
 
 class StreamedSplit:
@@ -79,17 +87,22 @@ class StreamedSplit:
         """Read ahead. An unreadable image is replaced by a neighbour and logged once; over 1 % are fatal."""
         loader: DataLoader[Block] = DataLoader(
             _Blocks(self._pictures, self._size),
-            batch_sampler=[chosen.tolist() for chosen in _cut(order, batch_size, drop_last)],
+            batch_sampler=(chosen.tolist() for chosen in _cut(order, batch_size, drop_last)),
             collate_fn=_as_it_is,
             num_workers=self._workers,
             prefetch_factor=AHEAD if self._workers else None,
             pin_memory=self._device.type == "cuda",
+            worker_init_fn=ignore_signals,
             generator=torch.Generator(),  # else every epoch would draw from the generator that training uses
         )
         for block in loader:
             self._note(block.failures)
             labels = self.labels[block.indices]
             yield Batch(*(t.to(self._device, non_blocking=True) for t in (block.images, block.sizes, labels)))
+
+    def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
+        """As it is quick to read."""
+        return self._pictures.order(shuffle, batch_size)
 
     def _note(self, failures: Iterable[Failure]) -> None:
         new = {failure.name: failure for failure in failures if failure.name not in self._failed}
@@ -189,11 +202,11 @@ def report_failures(failures: Iterable[Failure], consequence: str) -> None:
         logger.warning("cannot read %s (%s): %s", failure.name, failure.reason, consequence)
 
 
-def check_failures(failures: Sequence[Failure], number: int) -> None:
+def check_failures(failures: Sequence[Failure], number: int, what: str = "images") -> None:
     """Stop if more than one percent of this many images are unreadable."""
     if len(failures) > allowed_failures(number):
         names = ", ".join(failure.name for failure in failures[:3])
         more = ", ..." if len(failures) > 3 else ""
         raise UserError(
-            f"more than 1 % of {number} images cannot be read ({names}{more}): repair or remove these files"
+            f"more than 1 % of {number} {what} cannot be read ({names}{more}): repair or remove these files"
         )

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stec.processes import gather, processes
+
 PAIRS = 512  # of the batch that are looked at, so that a measurement costs the same however large the batch
 COLLAPSED_RANK = 2.0  # collapsed embeddings have 1.0, those of healthy runs 5 and more
 
@@ -40,6 +42,13 @@ def measure(features: Tensor, embeddings: Tensor) -> Health:
     embedded = embeddings.chunk(2)[0][:PAIRS]
     signs = (relative_std(first), effective_rank(first), alignment(first, second), uniformity(first))
     return Health(*torch.stack([*(sign.double() for sign in signs), effective_rank(embedded)]).tolist())
+
+
+def of_all_processes(views: Tensor) -> Tensor:
+    """What `measure` looks at of the views (2B, ...) of all processes; they themselves where there is one process."""
+    if processes()[1] == 1:
+        return views
+    return torch.cat([gather(half[:PAIRS]) for half in views.chunk(2)])
 
 
 def relative_std(features: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ class LinearResult:
     train_accuracy: float
     penalty: float  # the L2 penalty chosen on held-out training rows
     class_accuracy: tuple[float, ...]  # on the test set, by class; nan for a class without test rows
+    predicted: Tensor = field(repr=False, compare=False)  # (M',) of the test rows that have a label
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,11 @@ def fit_linear(
 
         penalty, start = _choose_penalty(train, labels, classes)
         classifier = _minimise(train, labels, penalty, start)
-        correct = classifier.predict(test) == test_labels
+        predicted = classifier.predict(test)
+        correct = predicted == test_labels
         train_correct = classifier.predict(train) == labels
     by_class = [_percent(correct[test_labels == label]) for label in range(classes)]
-    return LinearResult(_percent(correct), _percent(train_correct), penalty, tuple(by_class))
+    return LinearResult(_percent(correct), _percent(train_correct), penalty, tuple(by_class), predicted)
 
 
 def labelled_rows(features: Tensor, labels: Tensor, classes: int, which: str) -> tuple[Tensor, Tensor]:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stec.config import load, recipe_names
+from stec.config import Config, load, recipe_names
 from stec.errors import UserError
 from stec.experiments.settings import Settings, differences, hash_of, settings_of
+from stec.locking import locked
 from stec.run import SUMMARY, RunFolder, replacing
+from stec.transfer.config import TransferConfig, load_run, load_transfer
+from stec.transfer.config import recipe_names as transfer_recipes
 
 POINTS = 100  # of a learning curve that are kept
 CURVES = (
-    "identity", "identity_accuracy", "manipulation", "manipulation_accuracy", "turn", "turn_accuracy", "probe_accuracy",
+    "identity", "identity_accuracy", "utterance", "utterance_accuracy", "manipulation", "manipulation_accuracy",
+    "turn", "turn_accuracy", "probe_accuracy",
 )  # fmt: skip
-STORED = ("arrays", "folder")  # sources that hold any images
+STORED = ("arrays", "folder", "shards")  # sources that hold any images
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,17 @@ def read_run(path: Path, book: Book, data: str | None = None) -> Run:
         book: which may know the images by their fingerprint.
         data: name of the images, where the folder's config does not say it (sources `arrays` and `folder`).
     """
+    try:
+        return _read_run(path, book, data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: {SUMMARY} or the metrics are damaged ({type(error).__name__}: {error})") from None
+
+
+def _read_run(path: Path, book: Book, data: str | None) -> Run:
     folder = RunFolder.open(path)
     if not (path / SUMMARY).is_file():
         raise UserError(f"{path} is not finished: it has no {SUMMARY}; stec pretrain --resume {path} continues it")
-    config, summary = folder.config(), json.loads((path / SUMMARY).read_text())
+    config, summary = load_run(path), folder.summary() or {}
     source = config.data.source
     if data is None:
         data = book.name_of(summary["data_fingerprint"]) if source in STORED else source
@@ -110,14 +117,28 @@ def read_run(path: Path, book: Book, data: str | None = None) -> Run:
         )
     if source not in STORED and data != source:
         raise UserError(f"{path} was trained on {source}, not on {data}")
-    settings = settings_of(config, data)
-    recipe = folder.recipe
-    base = load(recipe) if recipe in recipe_names() else None
-    words = differences(settings, settings_of(base, data)) if base is not None else []
+    recipe, start = folder.recipe, ""
+    base: Config | TransferConfig | None
+    if isinstance(config, TransferConfig):
+        start = start_of(config.start, book)
+        base = load_transfer(recipe, ["data.root=."]) if recipe in transfer_recipes() else None
+    else:
+        base = load(recipe) if recipe in recipe_names() else None
+    settings = settings_of(config, data, start)
+    words = differences(settings, settings_of(base, data, start)) if base is not None else []
     metrics = folder.metrics()
-    if summary["views_per_second"] is None and metrics:  # killed after its last epoch and resumed
-        summary["views_per_second"] = round(median(line["views_per_second"] for line in metrics))
+    for speed in ("views_per_second", "audio_seconds_per_second"):
+        if summary.get(speed, 0) is None and metrics:  # killed after its last epoch and resumed
+            summary[speed] = round(median(line[speed] for line in metrics))
     return Run(hash_of(settings), config.seed, data, recipe, words, settings, summary, thin(metrics))
+
+
+def start_of(start: str, book: Book) -> str:
+    """What a transfer starts from, wherever that lies: a run's hash and seed, or the word itself."""
+    if not Path(start).is_dir():
+        return start
+    run = read_run(Path(start), book)
+    return f"{run.hash}-seed{run.seed}"
 
 
 def thin(metrics: list[dict[str, Any]]) -> dict[str, list[float]]:
@@ -126,17 +147,3 @@ def thin(metrics: list[dict[str, Any]]) -> dict[str, list[float]]:
     chosen = metrics[::-step][::-1]
     names = [name for name in ("epoch", *CURVES) if metrics and name in metrics[-1]]
     return {name: [float(f"{line[name]:.4g}") for line in chosen] for name in names}
-
-
-@contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Holds a folder, or a file made for it, alone; the system lets it go when the process ends, however it ends."""
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise UserError(f"another process is at work on this run ({path} is locked)") from None
-        yield
-    finally:
-        os.close(handle)

@@ -8,12 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from stec.config import Config
+from stec.config import SOUND, Config
 from stec.experiments.book import Book
 from stec.experiments.experiment import Cell
 from stec.identity import IDENTITIES
 from stec.identity.interface import TargetIdentity
 from stec.method import METHODS
+from stec.transfer.config import TransferConfig
 
 # Images to train on. `shapes` draws as many as it is told.
 TRAINING_IMAGES = {
@@ -44,12 +45,14 @@ def measured_speeds(book: Book) -> dict[Kind, list[Speed]]:
     speeds: dict[Kind, list[Speed]] = {}
     for run in book.runs.values():
         s, rate = run.settings, run.metric("views_per_second")
-        if rate:
+        if rate and "task" not in s:
             kind = _kind(
                 s["method"], s["encoder"], s["views.size"], s["batch_size"], bool(s.get("lambda_turn")), s["precision"]
             )
             speeds.setdefault(kind, []).append(Speed(run.summary["device"], rate))
     for bench in _benchmarks(book.path.parent / "speed"):
+        if bench["method"] in SOUND:
+            continue
         turn = METHODS[bench["method"]].turn > 0
         for row in bench["rows"]:
             kind = _kind(bench["method"], bench["encoder"], bench["size"], row["batch_size"], turn, "auto")
@@ -60,6 +63,8 @@ def measured_speeds(book: Book) -> dict[Kind, list[Speed]]:
 def minutes(cell: Cell, speeds: dict[Kind, list[Speed]]) -> tuple[float, str] | None:
     """Of training for one run, and on what; None where nothing comparable was measured. A GPU goes before a CPU."""
     config = cell.config
+    if isinstance(config, TransferConfig) or config.method in SOUND:
+        return None  # how long a transfer takes was not measured; how long recordings are shows when they are read
     images = config.data.train_images if cell.data == "shapes" else TRAINING_IMAGES.get(cell.data)
     found = speeds.get(kind_of(config))
     if not images or not found:

@@ -60,6 +60,10 @@ def show_plan(
         _print(console, Table([column, "recipe", "there", "missing", "minutes"], rows))
     console.print()
     parts = [f"{len(todo)} runs missing"]
+    starts = {cell.start.hash for cell, _ in todo if cell.start is not None}
+    absent = [name for name in starts if (name, 0) not in book.runs]
+    if absent:
+        parts.append(f"{len(absent)} more to start from")
     if total:
         parts.append(
             f"{len(todo) - unknown} of them {total:,.0f} minutes on {' or '.join(sorted(devices))}, at measured speed"

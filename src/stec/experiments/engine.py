@@ -1,17 +1,20 @@
-"""Who does the runs: this process, one after the other, or several processes."""
+"""Who does the runs: this process, one after the other; several processes; or a Ray cluster."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
 from stec.errors import UserError, nearest
 from stec.experiments.jobs import Job, perform
 from stec.reporter import Nobody, Reporter
+
+ATTEMPTS = 3  # at a job whose process is killed, or fails for a reason that is no mistake in the experiment
 
 
 class Outcome(NamedTuple):
@@ -34,59 +37,108 @@ class Here:
     def run(self, jobs: Sequence[Job], reporter: Reporter) -> Iterator[Outcome]:
         """Reports every run's progress."""
         for job in jobs:
-            yield _attempt(job, reporter)
+            yield attempt(job, reporter)
 
 
 class Local:
-    """A process for every GPU of this machine (one without)."""
+    """Several processes of this machine: as many as it has GPUs (one without), unless a number is given."""
 
     def __init__(self, processes: int | None = None) -> None:
         self.processes = processes
 
     def run(self, jobs: Sequence[Job], reporter: Reporter) -> Iterator[Outcome]:
-        """Each process sees one GPU."""
-        import torch
-
+        """Each process sees one GPU. What a killed one leaves behind, another continues."""
         if not jobs:
             return
-        gpus = torch.cuda.device_count()
-        count = min(self.processes or max(1, gpus), len(jobs))
-        context = multiprocessing.get_context("spawn")
-        visible: multiprocessing.Queue[str] = context.Queue()
-        for gpu in (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))).split(","):
-            visible.put(gpu)
+        gpus = _visible_gpus()
+        count = min(self.processes or max(1, len(gpus)), len(jobs))
         reporter.note(f"{len(jobs)} runs on {count} process(es)")
-        with ProcessPoolExecutor(count, context, _take_gpu, (visible,) if gpus else (None,)) as pool:
-            futures = [pool.submit(_attempt, job, Nobody()) for job in jobs]
+        workers = [_Worker(gpus[number % len(gpus)] if gpus else None) for number in range(count)]
+        free: SimpleQueue[_Worker] = SimpleQueue()
+        for worker in workers:
+            free.put(worker)
+
+        def do(job: Job) -> Outcome:
+            worker = free.get()
             try:
-                for future in as_completed(futures):
-                    yield future.result()
-            except BrokenProcessPool:
-                raise UserError("a process was killed; the same command does what is missing") from None
+                return worker.do(job)
             finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+                free.put(worker)
+
+        threads = ThreadPoolExecutor(count)
+        try:
+            for future in as_completed([threads.submit(do, job) for job in jobs]):
+                yield future.result()
+        finally:
+            threads.shutdown(wait=True, cancel_futures=True)
+            for worker in workers:
+                worker.pool.shutdown()
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {"local": Local}
+class _Worker:
+    """A process that sees one GPU, and is started anew when it is killed."""
+
+    def __init__(self, gpu: str | None) -> None:
+        self.gpu = gpu
+        self.pool = self._start()
+
+    def _start(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _see, (self.gpu,))
+
+    def do(self, job: Job) -> Outcome:
+        reason = ""
+        for _ in range(ATTEMPTS):
+            try:
+                return self.pool.submit(attempt, job, Nobody()).result()
+            except BrokenProcessPool:
+                reason = "its process was killed"
+                self.pool = self._start()
+            except Exception as error:  # no mistake of the user's, such as a GPU whose memory somebody else fills
+                reason = describe(error)
+        return Outcome(job, given_up(reason))
 
 
-def create_engine(name: str | None) -> Engine:
-    """By name; without one, `Here`."""
-    if name is None:
+def create_engine(name: str | None, jobs: int | None = None) -> Engine:
+    """By name; without one, `Here`, or `Local` if a number of jobs at a time is given."""
+    if name is None and jobs is None:
         return Here()
-    if name not in ENGINES:
-        raise UserError(f"--engine {name}: {nearest(name, ENGINES)}")
-    return ENGINES[name]()
+    if name in (None, "local"):
+        return Local(jobs)
+    if name != "ray":
+        raise UserError(f"--engine {name}: {nearest(str(name), ('local', 'ray'))}")
+    if jobs is not None:
+        raise UserError("--jobs: Ray does as many runs at a time as its cluster has GPUs (or CPUs, without any)")
+    from stec.experiments.cluster import Cluster
+
+    return Cluster()
 
 
-def _attempt(job: Job, reporter: Reporter) -> Outcome:
+def attempt(job: Job, reporter: Reporter, wait: bool = False) -> Outcome:
+    """Does a job; a mistake of the user's is its outcome. With `wait`, it waits for another process that is at it."""
     try:
-        perform(job, reporter)
+        perform(job, reporter, wait)
     except UserError as error:
         return Outcome(job, str(error))
     return Outcome(job, None)
 
 
-def _take_gpu(visible: multiprocessing.Queue[str] | None) -> None:
-    if visible is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible.get()
+def describe(error: BaseException) -> str:
+    """An error that nobody foresaw, as one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def given_up(reason: str) -> str:
+    """What to tell after the last attempt."""
+    return f"{reason} (given up after {ATTEMPTS} attempts; the same command tries again)"
+
+
+def _visible_gpus() -> list[str]:
+    import torch
+
+    every = ",".join(map(str, range(torch.cuda.device_count())))
+    return (os.environ.get("CUDA_VISIBLE_DEVICES") or every).split(",") if every else []
+
+
+def _see(gpu: str | None) -> None:
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu

@@ -6,16 +6,17 @@ base: NAME                       # optional: another experiment, whose keys are 
 overrides: epochs=200            # for every cell
 seeds: 5                         # 0 ... 4
 metrics: [linear_online, knn]    # of summary.json or the last metrics; the first is what was published
-columns: {STL-10: {metric: linear}}   # where a group of cells differs: metric, overrides, data, published (best row)
+columns: {STL-10: {metric: linear}}   # where a group of cells differs: metric(s), overrides, data, published (best row)
 cells:
   - {column: CIFAR-10, row: S-TEC, recipe: cifar10-resnet18-stec, published: 92.0 +- 0.2}
+  - {row: S-TEC, recipe: voc-detection, start: {recipe: imagenet-resnet50-stec}}   # a transfer; start: none, too
 compare: [[S-TEC, SimCLR]]       # paired differences within every column
 figure: points                   # points, best, sweep, curves
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,13 +26,15 @@ import yaml
 from stec.config import Config, load
 from stec.errors import UserError, nearest
 from stec.experiments.settings import hash_of, settings_of
+from stec.transfer.config import TransferConfig, load_transfer
 
 FIGURES = ("points", "best", "sweep", "curves")
 _KEYS = {"about", "notes", "base", "overrides", "seeds", "metrics", "columns", "cells", "compare", "figure"}
 _KINDS = {"notes": list, "seeds": int, "metrics": list, "columns": dict, "cells": list, "compare": list}
 _SPOKEN = {int: "whole number", list: "list", dict: "mapping of keys to values"}
-_COLUMN_KEYS = {"metric", "overrides", "data", "published", "label"}
-_CELL_KEYS = {"column", "row", "recipe", "overrides", "data", "published"}
+_COLUMN_KEYS = {"metric", "metrics", "overrides", "data", "published", "label"}
+_CELL_KEYS = {"column", "row", "recipe", "overrides", "data", "published", "start"}
+_START_KEYS = {"recipe", "overrides", "data"}
 
 
 class Published(NamedTuple):
@@ -52,8 +55,10 @@ class Cell:
     data: str  # name of the images
     metrics: tuple[str, ...]  # the first is the one that was published
     published: dict[str, Published]  # metric -> number
-    config: Config  # of its run with seed 0
+    config: Config | TransferConfig  # of its run with seed 0
     hash: str  # of its settings
+    start: Cell | None  # of a transfer: the run with seed 0 that it starts from, if it does
+    origin: str  # of a transfer: what it starts from, as `settings_of` wants it
 
 
 @dataclass(frozen=True)
@@ -136,12 +141,24 @@ def _cell(
         if key not in entry:
             raise UserError(f"{name}: a cell without '{key}': {entry}")
     words = tuple(word for part in (content, column, entry) for word in str(part.get("overrides", "")).split())
+    metrics = tuple(column.get("metrics", metrics))
     if "metric" in column:
         metrics = (column["metric"], *(metric for metric in metrics if metric != column["metric"]))
     published = entry.get("published", {})
     if not isinstance(published, dict):
         published = {metrics[0]: published}
-    config = load(entry["recipe"], words)
+    start, origin = None, str(entry.get("start", ""))
+    config: Config | TransferConfig
+    if "start" in entry:
+        if isinstance(entry["start"], dict):
+            _check(name, entry["start"], _START_KEYS)
+            start = _cell(name, {"row": entry["row"], **entry["start"]}, {}, {}, metrics)
+            origin = f"{start.hash}-seed0"
+        config = load_transfer(entry["recipe"], [*words, "data.root=."])
+        if start is not None:
+            config = replace(config, encoder=start.config.encoder)
+    else:
+        config = load(entry["recipe"], words)
     data = entry.get("data") or column.get("data") or config.data.source
     return Cell(
         column=entry.get("column", ""),
@@ -152,7 +169,9 @@ def _cell(
         metrics=metrics,
         published={metric: parse_published(text) for metric, text in published.items()},
         config=config,
-        hash=hash_of(settings_of(config, data)),
+        hash=hash_of(settings_of(config, data, origin)),
+        start=start,
+        origin=origin,
     )
 
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
+from stec.compiling import forget_earlier_runs
 from stec.config import Config, load
 from stec.data import SOURCES
 from stec.errors import UserError, nearest
-from stec.experiments.book import STORED, Book, Run, locked, read_run
+from stec.experiments.book import STORED, Book, Run, read_run
 from stec.experiments.experiment import Cell, Experiment
 from stec.experiments.settings import NEUTRAL, differences, hash_of, settings_of
+from stec.locking import locked
 from stec.reporter import Reporter
 from stec.run import CHECKPOINT, SUMMARY, RunFolder
 from stec.training import pretrain
+from stec.transfer.config import TransferConfig, load_transfer
+from stec.transfer.running import transfer
 
+VOC = "voc"  # the source of scenes for transfers that needs files
 _NOT_GIVEN = {"seed", "data.source", "devices"}  # keys that an experiment sets itself
 
 
@@ -37,13 +39,14 @@ class Job:
     hash: str
     data: str
     recipe: str
-    config: Config
+    config: Config | TransferConfig
     path: Path  # of the run folder, which its settings and seed name: an interrupted run is found there again
 
     @property
     def name(self) -> str:
         """For a person."""
-        return f"{self.path.name} ({self.config.method}, {self.config.epochs} epochs of {self.data})"
+        what = self.config.task if isinstance(self.config, TransferConfig) else self.config.method
+        return f"{self.path.name} ({what}, {self.config.epochs} epochs of {self.data})"
 
 
 def choose(experiment: Experiment, words: Sequence[str]) -> Experiment:
@@ -87,13 +90,26 @@ def make_job(cell: Cell, seed: int, words: Sequence[str], places: Mapping[str, P
         if word.startswith("seed="):
             raise UserError(f"{word}: an experiment counts seeds from 0; --seeds N makes that many runs of a cell")
     place = places.get(cell.data)
-    if place is None and (cell.data not in SOURCES or cell.data in STORED):
-        raise UserError(f"say where {cell.data} lies: --data {cell.data}=folder:PATH (or arrays:PATH)")
+    if place is None and (cell.data not in (*SOURCES, "utterances") or cell.data in STORED):
+        kinds = f"{VOC}:PATH" if cell.data == VOC else "folder:PATH (or arrays:PATH)"
+        raise UserError(f"say where {cell.data} lies: --data {cell.data}={kinds}")
     where = [f"data.source={place.source}", f"data.root={place.root}"] if place else []
-    config = load(cell.recipe, [*cell.words, *words, *where, f"seed={seed}"])
-    settings = settings_of(config, cell.data)
+    every = [*cell.words, *words, *where, f"seed={seed}"]
+    config: Config | TransferConfig
+    origin = ""
+    if isinstance(cell.config, TransferConfig):
+        start = make_job(cell.start, 0, words, places, runs) if cell.start else None
+        origin = cell.origin
+        config = replace(
+            load_transfer(cell.recipe, every),
+            start=str(start.path) if start else origin,
+            encoder=cell.config.encoder,
+        )
+    else:
+        config = load(cell.recipe, every)
+    settings = settings_of(config, cell.data, origin)
     if hash_of(settings) != cell.hash:
-        changed = differences(settings, settings_of(cell.config, cell.data))
+        changed = differences(settings, settings_of(cell.config, cell.data, origin))
         raise UserError(
             f"{' '.join(changed)}: would change the results, which an experiment fixes; 'stec pretrain' is free to "
             f"({', '.join(sorted(NEUTRAL - _NOT_GIVEN))} can be given)"
@@ -109,32 +125,29 @@ def parse_place(text: str) -> tuple[str, Place]:
     source, colon, root = rest.partition(":")
     if not (name and equals and colon and root):
         raise UserError(f"--data {text}: expected NAME=SOURCE:PATH, such as imagenette=folder:/data/imagenette")
-    if source not in SOURCES:
+    if source not in (*SOURCES, VOC):
         raise UserError(f"--data {text}: {source}: {nearest(source, SOURCES)}")
     if source not in STORED and source != name:
         raise UserError(f"--data {text}: the source {source} holds {source}, not {name}")
     return name, Place(source, root)
 
 
-def perform(job: Job, reporter: Reporter) -> None:
-    """Trains, or continues where an earlier attempt was interrupted; nothing to do where it had come to its end."""
+def perform(job: Job, reporter: Reporter, wait: bool = False) -> None:
+    """Trains, or continues where an earlier attempt was interrupted; nothing to do where it had come to its end.
+
+    Another process that is at work on the run is a mistake, or with `wait` somebody to wait for.
+    """
     job.path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(job.path.with_name(f".{job.path.name}.lock"), wait=False):
+    with locked(job.path.with_name(f".{job.path.name}.lock"), wait):
         if (job.path / SUMMARY).is_file():
             return
         interrupted = (job.path / CHECKPOINT).is_file()
         folder = RunFolder.open(job.path) if interrupted else RunFolder.new(job.path, job.recipe, force=True)
-        _forget_earlier_runs()
-        pretrain(job.config, folder, reporter, resume=interrupted)
-
-
-def _forget_earlier_runs() -> None:
-    """Gives a run the process as if it were the first in it: memory, its peak, and the number of compiled shapes."""
-    gc.collect()
-    torch.compiler.reset()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        forget_earlier_runs()
+        if isinstance(job.config, TransferConfig):
+            transfer(job.config, folder, reporter, resume=interrupted)
+        else:
+            pretrain(job.config, folder, reporter, resume=interrupted)
 
 
 def to_run(job: Job, book: Book) -> Run:

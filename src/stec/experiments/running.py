@@ -34,7 +34,12 @@ def run_missing(
         engine: who does it.
         reporter: who watches.
     """
-    failures: Counter[str] = Counter()
+    starts = {cell.start.hash: (cell.start, 0) for cell, _ in todo if cell.start is not None}
+    if starts:
+        failures = run_missing(list(starts.values()), book, words, places, runs, engine, reporter)
+        if failures:
+            return failures
+    failures = Counter()
     jobs: list[Job] = []
     for cell, seed in todo:
         try:
@@ -44,7 +49,9 @@ def run_missing(
     for number, (job, problem) in enumerate(engine.run(jobs, reporter), 1):
         if problem is None:
             try:
-                book.add(to_run(job, book))
+                run = to_run(job, book)
+                if run.key not in book.runs:  # as a start may be, whose folder is needed all the same
+                    book.add(run)
             except UserError as error:
                 problem = str(error)
         if problem is not None:

@@ -7,8 +7,9 @@ import hashlib
 import json
 from typing import Any
 
-from stec.config import Config
+from stec.config import SOUND, Config
 from stec.method import METHODS, Pairing, fix_settings, pairing_of
+from stec.transfer.config import TASKS, TransferConfig
 
 Settings = dict[str, Any]  # dotted key -> value
 
@@ -16,18 +17,24 @@ Settings = dict[str, Any]  # dotted key -> value
 NEUTRAL = frozenset(
     {
         "seed", "data.source", "data.root", "data.download", "data.resident", "data.workers", "data.cache",
-        "device", "devices", "compile", "log_every", "checkpoint_every", "baselines",
+        "data.cache_gb", "data.test_root", "audio.alignment",
+        "device", "devices", "compile", "log_every", "checkpoint_every", "checkpoint_minutes", "baselines",
     }
 )  # fmt: skip
 
 
-def settings_of(config: Config, data: str) -> Settings:
-    """Every key that changes the result, without those of models that the method does not have.
+def settings_of(config: Config | TransferConfig, data: str, start: str = "") -> Settings:
+    """Every key that changes the result, without those of models that the run does not have.
 
     Args:
         config: of the run.
         data: name of the images, such as "cifar10", however they are stored.
+        start: of a transfer: what it starts from, wherever that lies; for a run, the hash of its settings and its seed.
     """
+    if isinstance(config, TransferConfig):
+        return _transfer_settings(config, data, start)
+    if config.method in SOUND:
+        return {"data": data, **_settings_of_sound(config, data)}
     pairing = pairing_of(config.method)
     turn = pairing.turn if config.lambda_turn is None else config.lambda_turn
     config = dataclasses.replace(
@@ -36,19 +43,54 @@ def settings_of(config: Config, data: str) -> Settings:
         lambda_turn=turn,
         manipulation=fix_settings(config.method, config.manipulation),
     )
-    unused = ["data.train_images", "data.test_images"] if data != "shapes" else []
+    unused = ["audio."]
+    if data != "shapes":
+        unused += ["data.train_images", "data.test_images"]
     if not pairing.manipulation:
         unused += ["lambda_manip", "manipulation."]
     if not turn:
         unused += ["lambda_turn", "turn."]
+    return {"data": data, **_without(config, unused)}
+
+
+def _settings_of_sound(config: Config, data: str) -> Settings:
+    from stec.audio.method import METHODS
+
+    unused = ["data.", "views.", "turn.", "lambda_turn", "optimizer.momentum", "optimizer.trust"]
+    used = ["identity.temperature", "identity.hidden", "identity.output"]
+    used += ["manipulation.action", "manipulation.k", "manipulation.hidden"]
+    pairing = METHODS[config.method]
+    if not pairing.identity:
+        unused += ["audio.lambda_identity", "audio.pieces"]
+        used = [key for key in used if not key.startswith("identity.")]
+    if not pairing.manipulation:
+        unused.append("lambda_manip")
+        used = [key for key in used if not key.startswith("manipulation.")]
+    if config.audio.negatives == "same":
+        unused.append("audio.pool")
+    if data != "utterances":
+        unused += ["audio.speakers", "audio.utterances"]
+    kept = _without(config, unused)
+    return {k: v for k, v in kept.items() if not k.startswith(("identity.", "manipulation.")) or k in used}
+
+
+def _without(config: Config, unused: list[str]) -> Settings:
     flat = _flatten(dataclasses.asdict(config))
-    kept = {k: v for k, v in flat.items() if k not in NEUTRAL and not k.startswith(tuple(unused))}
-    return {"data": data, **kept}
+    return {k: v for k, v in flat.items() if k not in NEUTRAL and not k.startswith(tuple(unused))}
+
+
+def _transfer_settings(config: TransferConfig, data: str, start: str) -> Settings:
+    """Which encoder that starts a transfer says itself, where it is a run's."""
+    unused = [f"{task}." for task in TASKS if task != config.task]
+    unused += ["data.train_images", "data.test_images", "data.objects"] if data != "shapes" else []
+    flat = _flatten(dataclasses.asdict(config)) | {"start": start}
+    return {"data": data} | {k: v for k, v in flat.items() if k not in NEUTRAL and not k.startswith(tuple(unused))}
 
 
 def hash_of(settings: Settings) -> str:
     """A short name for the settings. A new key leaves it unchanged as long as its default is what was before."""
-    changed = {key: value for key, value in settings.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
+    defaults = _TRANSFER_DEFAULTS if "task" in settings else _DEFAULTS
+    changed = {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}
     return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -73,3 +115,4 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> Settings:
 
 
 _DEFAULTS = _flatten(dataclasses.asdict(Config()))
+_TRANSFER_DEFAULTS = {k: v for k, v in _flatten(dataclasses.asdict(TransferConfig())).items() if k != "task"}

@@ -16,10 +16,23 @@ NAMES = {
     "linear_online": "online linear",
     "linear": "offline linear",
     "knn": "kNN",
+    "ap": "AP",
+    "ap50": "AP50",
+    "ap50_11": "AP50 (11 recalls)",
+    "ap75": "AP75",
+    "miou": "mIoU",
     "views_per_second": "views/s",
     "peak_memory_bytes": "GiB",
     "effective_rank": "feature rank",
     "embedding_rank": "embedding rank",
+    "phones_mfcc": "phones, MFCC",
+    "phones_untrained": "phones, untrained",
+    "phones_majority": "phones, most frequent",
+    "phones_gain": "over untrained",
+    "speakers_mfcc": "speakers, MFCC",
+    "speakers_untrained": "speakers, untrained",
+    "speakers_majority": "speakers, most frequent",
+    "audio_seconds_per_second": "seconds of sound/s",
 }
 NOTHING = "-"
 
@@ -123,7 +136,7 @@ def name_of(metric: str) -> str:
 
 
 def _number(metric: str, value: float, digits: int, signed: bool = False) -> str:
-    if metric == "views_per_second":
+    if metric in ("views_per_second", "audio_seconds_per_second"):
         return f"{value:{'+' if signed else ''},.0f}"
     if metric == "peak_memory_bytes":
         value, digits = value / 2**30, 1

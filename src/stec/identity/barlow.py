@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from stec.config import IdentityConfig
-from stec.identity.gathering import gather
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import expander
 from stec.noncontrastive import barlow, partner_accuracy
+from stec.processes import gather
 from stec.views import ViewBatch
 
 

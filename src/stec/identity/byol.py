@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from stec.config import IdentityConfig
 from stec.functional import byol, target_accuracy
-from stec.identity.gathering import gather
 from stec.identity.interface import IdentityOutput, TargetIdentity
 from stec.networks.heads import projector
+from stec.processes import average, gather
 from stec.views import ViewBatch
 
 
@@ -31,7 +31,8 @@ class BYOL(TargetIdentity):
         first, second = self.predictor(projections).float().chunk(2)
         targets = self.target(batch.images).float().chunk(2)
         accuracy = target_accuracy(*(gather(half.detach()) for half in (first, second, *targets)))
-        return IdentityOutput(byol(first, second, *targets), accuracy, projections, targets)
+        loss = average(byol(first, second, *targets), len(first))
+        return IdentityOutput(loss, accuracy, projections, targets)
 
     def queries(self, features: Tensor) -> Tensor:
         """The predictions."""
@@ -39,4 +40,4 @@ class BYOL(TargetIdentity):
 
     def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
         """From a small view, what the target makes of the large ones is predicted."""
-        return byol(queries, queries, *keys)
+        return average(byol(queries, queries, *keys), len(queries))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from stec.config import IdentityConfig
-from stec.identity.gathering import gather
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import projector
 from stec.noncontrastive import gaussian, partner_accuracy
+from stec.processes import average, gather
 from stec.views import ViewBatch
 
 
@@ -31,8 +31,9 @@ class Gaussian(Identity):
         """(2B, D) -> loss and accuracy."""
         projections = self.queries(features)
         first, second = projections.chunk(2)
+        loss = average(gaussian(first, second), len(first))
         accuracy = partner_accuracy(gather(first.detach()), gather(second.detach()))
-        return IdentityOutput(gaussian(first, second), accuracy, projections, (first, second))
+        return IdentityOutput(loss, accuracy, projections, (first, second))
 
     def queries(self, features: Tensor) -> Tensor:
         """The projections."""
@@ -41,4 +42,4 @@ class Gaussian(Identity):
     def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
         """Half of the loss of a small view with either large one, which has both directions."""
         first, second = (gaussian(queries, partner) for partner in keys)
-        return (first + second) / 2
+        return average((first + second) / 2, len(queries))

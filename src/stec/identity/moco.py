@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from stec.config import IdentityConfig
 from stec.functional import info_nce
-from stec.identity.gathering import gather, processes, shared_permutation
 from stec.identity.interface import IdentityOutput, TargetIdentity
+from stec.processes import average, gather, processes, rows_of_all, shared_permutation
 from stec.views import ViewBatch
 
 
@@ -35,32 +35,34 @@ class MoCo(TargetIdentity):
         self.temperature, self.groups = config.temperature, config.groups
         self.register_buffer("queue", F.normalize(torch.randn(config.queue, config.output), dim=1))
         self.register_buffer("oldest", torch.zeros((), dtype=torch.long))
-        self._waiting: Tensor | None = None  # keys of this step, (2B, D): until the backward pass the queue must stay
+        self._waiting: Tensor | None = None  # keys of this step: until the backward pass the queue must stay
 
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """(2B, D) -> loss and accuracy."""
         projections = self.queries(features)
         first, second = projections.chunk(2)
-        rank, world = processes()
-        keys = self._keys(batch.images)  # (2 world B, D)
-        first_keys, second_keys = (half.chunk(world)[rank] for half in keys.chunk(2))
+        pairs = rows_of_all(len(first))
+        keys = self._keys(batch.images, pairs)  # of all processes
+        first_keys, second_keys = (half.split(pairs)[processes()[0]] for half in keys.chunk(2))
         forwards = info_nce(first, second_keys, self.queue, self.temperature)
         backwards = info_nce(second, first_keys, self.queue, self.temperature)
         self._waiting = keys
-        accuracy = (forwards.accuracy + backwards.accuracy) / 2
-        return IdentityOutput(forwards.loss + backwards.loss, accuracy, projections, (first_keys, second_keys))
+        loss = average(forwards.loss + backwards.loss, len(first))
+        accuracy = average((forwards.accuracy + backwards.accuracy) / 2, len(first))
+        return IdentityOutput(loss, accuracy, projections, (first_keys, second_keys))
 
     @torch.compiler.disable(recursive=False)  # the target is compiled once, not again for every group
     @torch.no_grad()
-    def _keys(self, images: Tensor) -> Tensor:
+    def _keys(self, images: Tensor, pairs: list[int]) -> Tensor:
         """What the target makes of the views of all processes: all first ones, then all second ones."""
         rank, world = processes()
-        views = torch.cat([gather(half) for half in images.chunk(2)])
+        views = torch.cat([gather(half, pairs) for half in images.chunk(2)])
         order = shared_permutation(len(views), views.device)
-        own = views[order.chunk(world)[rank]]
+        parts = order.tensor_split(world)
+        own = views[parts[rank]]
         groups = min(max(1, self.groups // world), len(own) // 2)  # a batch norm needs two views
         keys = torch.cat([self.target(group) for group in own.tensor_split(groups)])
-        keys = gather(F.normalize(keys.float(), dim=1))
+        keys = gather(F.normalize(keys.float(), dim=1), [len(part) for part in parts])
         return torch.empty_like(keys).index_copy_(0, order, keys)
 
     def unsynchronised(self) -> list[nn.Module]:
@@ -74,7 +76,7 @@ class MoCo(TargetIdentity):
     def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
         """The partner of a small view is what the target makes of a large one; small views have no keys."""
         first, second = (info_nce(queries, partner, self.queue, self.temperature).loss for partner in keys)
-        return first + second
+        return average(first + second, len(queries))
 
     def after_step(self, progress: Tensor | float) -> None:
         """The target follows, and the keys of this step take the place of the oldest ones."""

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from stec.config import IdentityConfig
 from stec.functional import contrast_pairs, contrast_small
-from stec.identity.gathering import gather
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import projector
+from stec.processes import gather
 from stec.views import ViewBatch
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from stec.config import IdentityConfig
-from stec.identity.gathering import gather
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import mlp, projector
 from stec.noncontrastive import partner_accuracy, simsiam
+from stec.processes import average, gather
 from stec.views import ViewBatch
 
 
@@ -29,7 +29,7 @@ class SimSiam(Identity):
         projections = self.projector(features)
         first, second = projections.chunk(2)
         first_prediction, second_prediction = self.predictor(projections).chunk(2)
-        loss = simsiam(first_prediction, second_prediction, first, second)
+        loss = average(simsiam(first_prediction, second_prediction, first, second), len(first))
         accuracy = partner_accuracy(gather(first.detach()), gather(second.detach()))
         return IdentityOutput(loss, accuracy, projections, (first, second))
 
@@ -39,4 +39,4 @@ class SimSiam(Identity):
 
     def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
         """From a small view, the projections of the large ones are predicted."""
-        return simsiam(queries, queries, *keys)
+        return average(simsiam(queries, queries, *keys), len(queries))

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet, conv1x1
 
@@ -104,7 +105,8 @@ class TimmEncoder(nn.Module):
     """A model of timm without its classifier.
 
     Args:
-        name: As in `timm.list_models()`.
+        name: As in `timm.list_models()`, with what else `timm.create_model` is to be told behind commas, such as
+            `vit_tiny_patch16_224,patch_size=4,img_size=32`.
     """
 
     def __init__(self, name: str) -> None:
@@ -113,9 +115,10 @@ class TimmEncoder(nn.Module):
             import timm
         except ImportError:
             raise UserError(f"encoder '{_TIMM}{name}' needs timm: pip install 'stec[timm]'") from None
+        name, self.options = timm_options(name)
         if not timm.is_model(name):
             raise UserError(f"timm has no model '{name}': {_nearest_timm(name, timm.list_models())}")
-        self.model = _build_timm(name)
+        self.model = _build_timm(name, self.options)
         # num_features is the width of the last map; some models (MobileNetV3, VGG) widen it behind that.
         width: Any = getattr(self.model, "head_hidden_size", None) or self.model.num_features
         self.dim: int = int(width)
@@ -140,7 +143,8 @@ def create_encoder(name: str) -> nn.Module:
     """The encoder of that name, freshly initialised; its attribute `dim` is the number of features D.
 
     Args:
-        name: One of `list_encoders()`, or `timm:NAME` for any model of timm.
+        name: One of `list_encoders()`, or `timm:NAME` for any model of timm; `timm:NAME,patch_size=4,img_size=32`
+            builds it with these options, of which the first fits a vision transformer to small images.
 
     Example:
         >>> encoder = create_encoder("resnet18-cifar")
@@ -198,17 +202,30 @@ def _initialise(conv: nn.Conv2d) -> None:
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
 
 
-def _build_timm(name: str) -> nn.Module:
+def timm_options(name: str) -> tuple[str, dict[str, Any]]:
+    """`vit_tiny_patch16_224,patch_size=4` -> the model's name, and its options."""
+    name, *words = name.split(",")
+    options: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (key.isidentifier() and equals and value):
+            raise UserError(f"encoder '{_TIMM}{name}': '{word}' is no option, expected KEY=VALUE, as patch_size=4")
+        options[key] = yaml.safe_load(value)
+    return name, options
+
+
+def _build_timm(name: str, options: dict[str, Any]) -> nn.Module:
     import timm
 
     try:
         try:  # vision transformers: take images of any size that their patches divide
-            return timm.create_model(name, num_classes=0, dynamic_img_size=True)
+            return timm.create_model(name, num_classes=0, dynamic_img_size=True, **options)
         except TypeError:  # the others know no such option; most take any size
-            return timm.create_model(name, num_classes=0)
+            return timm.create_model(name, num_classes=0, **options)
     except Exception as error:  # a model that has no form without a classifier says so in its own way
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"timm cannot build '{name}' without a classifier: {reason}") from None
+        given = f" and with {', '.join(options)}" if options else ""
+        raise UserError(f"timm cannot build '{name}' without a classifier{given}: {reason}") from None
 
 
 def _nearest_timm(name: str, models: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable
 from html import escape
-from importlib import resources
 from pathlib import Path
 from string import Template
 
@@ -15,7 +14,8 @@ from stec.errors import UserError
 from stec.report import tables
 from stec.report.material import Material, gather
 from stec.report.payload import payload
-from stec.run import replacing
+from stec.report.transfers import page_file, render_transfers
+from stec.run import is_transfer, replacing
 
 SCRIPTS = ("actions.js", "drawing.js", "charts.js", "map.js", "gallery.js", "explorer.js", "main.js")
 
@@ -28,6 +28,9 @@ def write_report(
     Returns:
         Its path, and what it could not show.
     """
+    transfers = [is_transfer(path) for path in paths]
+    if any(transfers) and not all(transfers):
+        raise UserError("a page is about pretraining or about transfers: name the runs of one kind")
     if out is None:
         beside = os.path.commonpath([path.resolve().parent for path in paths])
         out = (paths[0] if len(paths) == 1 else Path(beside)) / "report.html"
@@ -36,6 +39,10 @@ def write_report(
     names = [path.resolve().name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
+    if all(transfers):
+        with replacing(out) as part:
+            part.write_text(render_transfers(dict(zip(names, paths, strict=True))), encoding="utf-8")
+        return out, []
     runs = [gather(path, name, images, seed) for path, name in zip(paths, names, strict=True)]
     with replacing(out) as part:
         part.write_text(render(runs), encoding="utf-8")
@@ -49,7 +56,7 @@ def render(runs: list[Material]) -> str:
     choice = "".join(f'<option value="{i}">{escape(run.name)}</option>' for i, run in enumerate(runs))
     # Inside of a script element nothing but `</` and `<!--` could end or change it.
     data = json.dumps(payload(runs), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return Template(_file("template.html")).substitute(
+    return Template(page_file("template.html")).substitute(
         title=escape(title),
         about=f"<p>{escape(tables.describe(runs))}</p>",
         headline="" if several else tables.headline(runs[0]),
@@ -61,8 +68,8 @@ def render(runs: list[Material]) -> str:
         centroids=_each(runs, tables.centroids),
         knowledge=_each(runs, tables.knowledge),
         version=stec.__version__,
-        style=_file("style.css"),
-        script="\n".join(_file(name) for name in SCRIPTS),
+        style=page_file("style.css"),
+        script="\n".join(page_file(name) for name in SCRIPTS),
         data=data,
     )
 
@@ -77,7 +84,3 @@ def _each(runs: list[Material], part: Callable[[Material], str]) -> str:
     """The part of every run; the script shows that of the chosen one."""
     blocks = (f'<div data-run="{i}"{" hidden" if i else ""}>{part(run)}</div>' for i, run in enumerate(runs))
     return "".join(blocks)
-
-
-def _file(name: str) -> str:
-    return (resources.files("stec") / "report" / "page" / name).read_text(encoding="utf-8")

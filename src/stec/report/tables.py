@@ -141,7 +141,7 @@ def centroids(run: Material) -> str:
         ]
         for space, found in spaces.items()
     ]
-    return _table(["", "views from originals", "spread of originals", "ratio", "between classes"], rows)
+    return table(["", "views from originals", "spread of originals", "ratio", "between classes"], rows)
 
 
 def verdict(runs: list[Material]) -> str:
@@ -162,12 +162,13 @@ def verdict(runs: list[Material]) -> str:
 def _by_run(runs: list[Material], rows: list[list[str]], marked: Collection[int] = ()) -> str:
     """Facts about one run as a list; about several as a table, a column each."""
     if len(runs) > 1:
-        return _table(["", *(run.name for run in runs)], rows, marked)
+        return table(["", *(run.name for run in runs)], rows, marked)
     items = (f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in rows)
     return f'<dl class="facts">{"".join(items)}</dl>'
 
 
-def _table(head: list[str], rows: list[list[str]], marked: Collection[int] = ()) -> str:
+def table(head: list[str], rows: list[list[str]], marked: Collection[int] = ()) -> str:
+    """Rows of text, the first word of each its name; some of them marked."""
     columns = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = []
     for i, (name, *cells) in enumerate(rows):

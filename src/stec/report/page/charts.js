@@ -12,8 +12,14 @@ const charts = (() => {
     manipulation_accuracy: ["manipulation accuracy, %", "components in the right bin", 100],
     turn_accuracy: ["turn accuracy, %", "", 100],
     probe_accuracy: ["online probe, %", "classes, on augmented training views", 100],
+    classes: ["class loss", "of regions"],
+    boxes: ["box loss", "of regions"],
+    objectness: ["objectness loss", "of anchors"],
+    proposals: ["proposal loss", "boxes, of anchors"],
+    pixel_accuracy: ["pixels right, %", "of training images", 100],
     rate: ["learning rate", ""],
     views_per_second: ["views per second", ""],
+    images_per_second: ["images per second", ""],
   };
   const HEALTH = {
     effective_rank: ["rank of features", "effective: directions in use; collapsed: 1"],
@@ -127,7 +133,8 @@ const charts = (() => {
         element("span", {}, element("i", { class: "swatch", style: `background:var(--run-${i % 6})` }), run.name)));
     }
     group(document.getElementById("curve-charts"), CURVES, runs);
-    group(document.getElementById("health-charts"), HEALTH, runs);
+    const health = document.getElementById("health-charts");
+    if (health) group(health, HEALTH, runs);
   }
 
   return { draw, ticks };

@@ -1,0 +1,1 @@
+"""The parts in other libraries' loops."""

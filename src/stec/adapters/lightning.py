@@ -1,0 +1,84 @@
+"""A run as a Lightning module, for those who keep a `Trainer`: `trainer.fit(LitStec(config), loader)`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stec.config import Config
+from stec.encoder import Description
+from stec.errors import UserError
+from stec.method import build
+from stec.networks.encoders import library_module
+from stec.optim import create_optimizer, scaled_rate, warmup_cosine
+from stec.run import save_weights
+from stec.views import ViewBatch
+
+
+def _find() -> Any:
+    for home in ("lightning.pytorch", "pytorch_lightning"):  # one library by two names
+        with suppress(ImportError):
+            return import_module(home).LightningModule
+    raise UserError("stec.adapters.lightning needs Lightning: pip install 'stec[lightning]'")
+
+
+LightningModule: Any = _find()
+
+
+class LitStec(LightningModule):
+    """Views, method, optimizer and schedule of a config; data, devices and epochs are the trainer's.
+
+    A batch is a tensor of images (B, 3, H, W), uint8 or in [0, 1], alone or first in a tuple, of which two views are
+    made on the device that trains; or it is what a `DataLoader` makes of `stec.transforms.PairWithAction`.
+
+    Args:
+        config: As `stec.config.load` makes it. The rate is scaled by its `batch_size`, the images per step over all
+            devices, and warms up for its `warmup_epochs`.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.views, self.method = build(config)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The loss of one batch; its parts are logged under the names of `stec.Losses`."""
+        losses = self.method(self._act(batch).channels_last())
+        parts = losses._asdict()
+        shown = ["total", "identity", "identity_accuracy"]
+        if self.method.manipulation is not None:
+            shown += ["manipulation", "manipulation_accuracy"]
+        if self.method.turn is not None:
+            shown += ["turn", "turn_accuracy"]
+        self.log_dict({name: parts[name].detach() for name in shown}, batch_size=len(losses.features) // 2)
+        return losses.total
+
+    def _act(self, batch: Any) -> ViewBatch:
+        if isinstance(batch, Tensor):
+            return self.views(batch)
+        if len(batch) == 3 and not isinstance(batch[2], Tensor):  # x, x' and their copy
+            return ViewBatch(torch.cat([batch[0], batch[1]]), batch[2])
+        return self.views(batch[0])
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Lets targets and queues follow."""
+        self.method.after_step(self.trainer.global_step / self.trainer.estimated_stepping_batches)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """The config's, with its schedule in steps."""
+        settings = self.config.optimizer
+        optimizer = create_optimizer(settings, self.method, scaled_rate(settings.rate, self.config.batch_size))
+        total = int(self.trainer.estimated_stepping_batches)
+        warmup = min(total, round(settings.warmup_epochs * total / max(1, self.trainer.max_epochs or 1)))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmup_cosine(step, total, warmup))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def save_encoder(self, path: str | Path) -> None:
+        """Writes a file that `stec.load` and all `stec` commands read."""
+        weights = library_module(self.method.encoder).state_dict()
+        save_weights(Path(path), weights, Description.of(self.config).metadata())

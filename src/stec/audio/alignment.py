@@ -1,0 +1,64 @@
+"""Phones of utterances from a text file, as forced aligners can write it; it may be compressed (.gz).
+
+    utterance samples source PHONE:frames PHONE:frames ...
+
+A line per utterance: its name, its length in samples at 16 kHz, where the pronunciation is from (not used here), and
+every phone with the number of frames of 10 ms that it lasts.
+"""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from stec.audio.sounds import FRAME, UNKNOWN
+from stec.errors import UserError
+
+
+class Aligned(NamedTuple):
+    """The phones of one utterance."""
+
+    samples: int
+    phones: list[str]
+    frames: list[int]
+
+
+def read_alignment(path: Path) -> dict[str, Aligned]:
+    """Utterance -> its phones."""
+    if not path.is_file():
+        raise UserError(f"audio.alignment={path}: no such file")
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UserError(f"audio.alignment={path}: cannot be read ({error})") from None
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            name, samples, _, *pieces = line.split()
+            pairs = [piece.rsplit(":", 1) for piece in pieces]
+            found[name] = Aligned(int(samples), [phone for phone, _ in pairs], [int(count) for _, count in pairs])
+        except ValueError:
+            expected = "utterance samples source PHONE:frames PHONE:frames ..."
+            raise UserError(f"{path}, line {number}: expected '{expected}'") from None
+    if not found:
+        raise UserError(f"audio.alignment={path}: holds no utterance")
+    return found
+
+
+def phone_names(alignment: dict[str, Aligned]) -> tuple[str, ...]:
+    """All that occur."""
+    return tuple(sorted({phone for aligned in alignment.values() for phone in aligned.phones}))
+
+
+def labels_of(aligned: Aligned, samples: int, classes: tuple[str, ...]) -> np.ndarray | None:
+    """The phone of every whole frame, int16 (F,), UNKNOWN behind the last phone; None if it is another recording."""
+    if abs(aligned.samples - samples) > FRAME:
+        return None
+    number = {name: label for label, name in enumerate(classes)}
+    labels = np.repeat([number[phone] for phone in aligned.phones], aligned.frames).astype(np.int16)
+    frames = samples // FRAME
+    return np.pad(labels[:frames], (0, max(0, frames - len(labels))), constant_values=UNKNOWN)

@@ -1,0 +1,112 @@
+"""Sound files: a tree of FLAC, WAV or OGG, of any rate and number of channels, as LibriSpeech or any other.
+
+The first folder below the root names the speaker, or the first number of a name as LibriSpeech has them
+(1089-134686-0000.flac), wherever the file lies. An utterance is named as its file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from stec.audio.alignment import labels_of, phone_names, read_alignment
+from stec.audio.network import RATE
+from stec.audio.sounds import FRAME, UNKNOWN, Sounds, join
+from stec.data.decoding import UnreadableError
+from stec.data.folder import file_names
+from stec.data.pictures import Failure
+from stec.data.split import check_failures, report_failures
+from stec.errors import UserError
+
+EXTENSIONS = (".flac", ".wav", ".ogg")
+NOBODY = "nobody"  # who speaks in a file that lies in no folder
+SILENCE = 1e-4  # a louder sample than this makes a recording
+
+logger = logging.getLogger("stec")
+
+
+def open_folder(root: Path, alignment: Path | None, workers: int) -> Sounds:
+    """Reads all files into memory, at 16 kHz; what cannot be used is named and left out, if it is little."""
+    soundfile, soxr = _package("soundfile"), _package("soxr")
+    if not root.is_dir():
+        raise UserError(f"data.root={root}: no such folder")
+    labels = read_alignment(alignment) if alignment is not None else None
+    paths = file_names(root, EXTENSIONS, "sound files")
+
+    def attempt(name: str) -> np.ndarray | Failure:
+        try:
+            return read(root / name, soundfile, soxr)
+        except UnreadableError as error:
+            return Failure(str(root / name), str(error))
+
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        results = list(pool.map(attempt, paths))
+    failures = [result for result in results if isinstance(result, Failure)]
+    report_failures(failures, "left out")
+    check_failures(failures, len(paths), "recordings")
+    kept = [(name, result) for name, result in zip(paths, results, strict=True) if isinstance(result, np.ndarray)]
+    waveforms = [waveform for _, waveform in kept]
+    names = [Path(name).stem for name, _ in kept]
+    speakers = [speaker_of(Path(name)) for name, _ in kept]
+    skipped = [failure.name for failure in failures]
+    if labels is None:
+        return join(f"folder:{root}", waveforms, names, speakers, None, (), skipped)
+    classes = phone_names(labels)
+    phones, missing = [], []
+    for name, waveform in zip(names, waveforms, strict=True):
+        known = labels_of(labels[name], len(waveform), classes) if name in labels else None
+        if known is None:
+            missing.append(name)
+            known = np.full(len(waveform) // FRAME, UNKNOWN, np.int16)
+        phones.append(known)
+    if len(missing) == len(names):
+        raise UserError(f"audio.alignment={alignment} knows none of the utterances in {root}, such as {names[0]}")
+    if missing:
+        more = ", ..." if len(missing) > 3 else ""
+        logger.warning(
+            "%s has no phones for %d of %d utterances, or for others of that name (%s%s): they are learnt from, "
+            "and left out of the phone probe",
+            alignment, len(missing), len(names), ", ".join(missing[:3]), more,
+        )  # fmt: skip
+    return join(f"folder:{root}", waveforms, names, speakers, phones, classes, skipped)
+
+
+def speaker_of(path: Path) -> str:
+    """Who speaks in a file, from its path below the root."""
+    match = re.fullmatch(r"(\d+)-\d+-\d+", path.stem)
+    return match[1] if match else path.parts[0] if len(path.parts) > 1 else NOBODY
+
+
+def read(path: Path, soundfile: ModuleType, soxr: ModuleType) -> np.ndarray:
+    """A recording as int16 (S,) at 16 kHz, its channels averaged; UnreadableError if it is broken, empty or silent."""
+    try:
+        with soundfile.SoundFile(os.fspath(path)) as file:
+            expected, rate, log = file.frames, file.samplerate, file.extra_info
+            samples = file.read(dtype="float32", always_2d=True).mean(axis=1)
+    except (soundfile.SoundFileError, RuntimeError, OSError, ValueError) as error:
+        raise UnreadableError(" ".join(str(error).split())) from None
+    if len(samples) == 0:
+        raise UnreadableError("it has no samples")
+    if len(samples) < expected or "(should be" in log:  # how libsndfile tells of a chunk that ends too early
+        raise UnreadableError("it is truncated")
+    if not np.isfinite(samples).all():
+        raise UnreadableError("it has samples that are no numbers")
+    if np.abs(samples).max() < SILENCE:
+        raise UnreadableError("it is silent")
+    if rate != RATE:
+        samples = soxr.resample(samples, rate, RATE)
+    return np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16)
+
+
+def _package(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError):  # OSError: soundfile without its library
+        raise UserError(f"sound files are read with {name}: pip install 'stec[audio]'") from None

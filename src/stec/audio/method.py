@@ -1,0 +1,138 @@
+"""CPC alone, with the time-insensitive identity model (S-TEC), and with actions: what is computed for a batch.
+
+windows -> z, c -> time-sensitive identity   which frame comes k steps later?          L_id
+                -> time-insensitive identity  is this a piece of the same utterance?   lambda_identity
+                -> manipulation               what was done between these two windows? lambda_manip
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stec.actions import Bins
+from stec.audio import actions
+from stec.audio.functional import contrast_utterances, info_nce
+from stec.audio.network import Network, frame_count
+from stec.config import Config
+from stec.errors import UserError, nearest
+from stec.functional import manipulation_cross_entropy
+from stec.networks.heads import mlp, projector
+
+PARTS = 4  # of a window, whose means the manipulation model reads: one mean has no time
+
+
+class Pairing(NamedTuple):
+    """Which inverse models a method has beside CPC's own."""
+
+    identity: bool  # the time-insensitive one
+    manipulation: bool
+    about: str
+
+
+METHODS = {
+    "cpc": Pairing(False, False, "sound: contrastive predictive coding, which is the time-sensitive identity model"),
+    "stec-cpc": Pairing(True, False, "sound: CPC + the time-insensitive identity model, as in the paper"),
+    "stec-cpc-actions": Pairing(True, True, "sound: the same + actions on waveforms (shift, speed, band, noise, gain)"),
+}
+
+
+def pairing_of(name: str) -> Pairing:
+    """By its name."""
+    if name not in METHODS:
+        raise UserError(f"method={name}: {nearest(name, METHODS)} (for sound)")
+    return METHODS[name]
+
+
+class Method(nn.Module):
+    """Network and inverse models."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        audio, pairing = config.audio, pairing_of(config.method)
+        self.network = Network(config.encoder, audio.bidirectional)  # first: the seed alone decides its weights
+        self.config, self.pairing = config, pairing
+        self.frames = frame_count(audio.window)
+        if self.frames <= audio.steps:
+            raise UserError(f"audio.window={audio.window} has {self.frames} frames, too few to predict {audio.steps}")
+        context, dim = self.network.context, self.network.encoder.dim
+        directions = 2 if audio.bidirectional else 1
+        self.predictors = nn.ModuleList(
+            nn.Linear(context.units, audio.steps * dim, bias=False) for _ in range(directions)
+        )
+        identity = config.identity
+        self.projector = projector(context.dim, identity.hidden, identity.output) if pairing.identity else None
+        self.actions = actions.parse(config.manipulation.action) if pairing.manipulation else []
+        if pairing.manipulation:
+            limits = [component.limit for component in actions.components(self.actions)]
+            self.bins = Bins.uniform(config.manipulation.k, [-limit for limit in limits], limits)
+            outputs = len(limits) * config.manipulation.k
+            self.psi = mlp(2 * PARTS * context.dim, config.manipulation.hidden, outputs)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What every step measures."""
+        names = ["loss", "identity", "identity_accuracy"]
+        names += ["utterance", "utterance_accuracy"] if self.pairing.identity else []
+        names += ["manipulation", "manipulation_accuracy"] if self.pairing.manipulation else []
+        return (*names, *(f"identity_step{k}" for k in range(1, self.config.audio.steps + 1)))
+
+    def forward(self, windows: Tensor, utterances: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Both windows of every utterance, the utterances, and the action between the windows -> loss and metrics.
+
+        Args:
+            windows: (2, B, W)
+            utterances: (B,)
+            action: (B, C)
+        """
+        frames, contexts = self.network(windows.flatten(0, 1))  # (2B, T, D), (2B, T, H)
+        steps, accuracy = self._predict(frames, contexts, utterances.repeat(2))
+        measured = {"identity": steps.mean(), "identity_accuracy": accuracy.mean()}
+        total = measured["identity"]
+        first, second = contexts.unflatten(0, (2, -1))
+        if self.projector is not None:
+            one, other = self.projector(torch.cat([self._piece(first), self._piece(second)])).chunk(2)
+            contrast = contrast_utterances(one, other, utterances, self.config.identity.temperature)
+            measured["utterance"], measured["utterance_accuracy"] = contrast
+            total = total + self.config.audio.lambda_identity * contrast.loss
+        if self.pairing.manipulation:
+            codes = self.bins(action)
+            logits = (
+                self.psi(torch.cat([_parts(first), _parts(second)], dim=1)).float().unflatten(1, (codes.shape[1], -1))
+            )
+            measured["manipulation"] = manipulation_cross_entropy(logits, codes)
+            measured["manipulation_accuracy"] = (logits.argmax(dim=2) == codes).float().mean()
+            total = total + self.config.lambda_manip * measured["manipulation"]
+        measured |= {"loss": total} | {f"identity_step{k}": loss for k, loss in enumerate(steps, 1)}
+        return total, torch.stack([measured[name].detach() for name in self.metrics])
+
+    def _predict(self, frames: Tensor, contexts: Tensor, utterances: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy per step (K,), of both directions if the context has two."""
+        audio = self.config.audio
+        number, length, _ = frames.shape
+        pool = None
+        if audio.negatives != "same":
+            pool = torch.randint(number * length, (audio.pool,), device=frames.device)
+        losses, accuracies = [], []
+        for way, predictor in enumerate(self.predictors):
+            heard = contexts[..., way * self.network.context.units : (way + 1) * self.network.context.units]
+            ahead, here = (frames.flip(1), heard.flip(1)) if way else (frames, heard)  # backwards, the past comes next
+            predictions = predictor(here[:, : length - audio.steps]).unflatten(2, (audio.steps, -1))
+            found = info_nce(predictions, ahead, utterances, audio.negatives, pool)
+            losses.append(found.loss)
+            accuracies.append(found.accuracy)
+        return torch.stack(losses).mean(0), torch.stack(accuracies).mean(0)
+
+    def _piece(self, contexts: Tensor) -> Tensor:
+        """What the time-insensitive identity model hears of a window (B, T, H): (B, H)."""
+        if self.config.audio.pieces == "windows":
+            return contexts.mean(dim=1)
+        times = torch.randint(contexts.shape[1], (len(contexts), 1, 1), device=contexts.device)
+        return contexts.gather(1, times.expand(-1, 1, contexts.shape[2])).squeeze(1)
+
+
+def _parts(contexts: Tensor) -> Tensor:
+    """Means over the parts of windows (B, T, H), side by side: (B, PARTS H)."""
+    return torch.cat([part.mean(dim=1) for part in contexts.tensor_split(PARTS, dim=1)], dim=1)

@@ -1,0 +1,188 @@
+"""The two networks of CPC: strided convolutions that make a frame of every 10 ms, and a context that runs over frames.
+
+Van den Oord, Li and Vinyals, Representation Learning with Contrastive Predictive Coding (2018), section 3.1. Every
+convolution is followed by a normalisation over the channels of each frame, without which training is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+
+from stec.errors import UserError, nearest
+from stec.run import ENCODER
+
+RATE = 16_000  # samples per second of all that is heard here
+
+
+class Layer(NamedTuple):
+    """A convolution over time, without padding: where a window begins and ends must not be heard in its frames.
+
+    With zeros around it, training may learn nothing but that.
+    """
+
+    kernel: int
+    stride: int
+
+
+LAYERS = (Layer(10, 5), Layer(8, 4), Layer(4, 2), Layer(4, 2), Layer(4, 2))  # the paper's
+
+
+class Size(NamedTuple):
+    """How wide the networks are."""
+
+    channels: int
+    context: int  # units of the GRU, per direction
+
+
+SIZES = {
+    "cpc": Size(512, 256),
+    "cpc-small": Size(64, 96),
+}
+
+
+class Geometry(NamedTuple):
+    """Which samples a frame is made of: frame t of those from `t hop` on, `field` of them."""
+
+    field: int
+    hop: int
+
+    @property
+    def seconds(self) -> float:
+        """Between two frames."""
+        return self.hop / RATE
+
+
+def geometry(layers: Sequence[Layer] = LAYERS) -> Geometry:
+    """Receptive field and hop of convolutions on top of each other."""
+    field, hop = 1, 1
+    for kernel, stride in layers:
+        field += (kernel - 1) * hop
+        hop *= stride
+    return Geometry(field, hop)
+
+
+def frame_count(samples: int, layers: Sequence[Layer] = LAYERS) -> int:
+    """How many frames convolutions make of this many samples."""
+    for kernel, stride in layers:
+        samples = max(0, (samples - kernel) // stride + 1)
+    return samples
+
+
+class FrameNorm(nn.LayerNorm):
+    """Normalises the channels of each frame by themselves. (B, C, 1, T) in channels-last memory: nothing is copied."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape and memory layout."""
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Encoder(nn.Module):
+    """g_enc: waveforms to frames. Convolutions over time as flat images, which run fastest with channels last."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        parts: list[nn.Module] = []
+        inputs = 1
+        for kernel, stride in LAYERS:
+            parts += [nn.Conv2d(inputs, channels, (1, kernel), (1, stride)), FrameNorm(channels), nn.ReLU(inplace=True)]
+            inputs = channels
+        self.layers = nn.Sequential(*parts).to(memory_format=torch.channels_last)
+        self.dim = channels
+
+    def forward(self, waveforms: Tensor) -> Tensor:
+        """Waveforms (B, S) -> frames z (B, T, D)."""
+        frames = self.layers(waveforms[:, None, None, :].contiguous(memory_format=torch.channels_last))
+        return frames.squeeze(2).transpose(1, 2)
+
+
+class Context(nn.Module):
+    """g_ar: a GRU over frames. With both directions, one half has heard only the past, the other only the future."""
+
+    def __init__(self, inputs: int, units: int, bidirectional: bool) -> None:
+        super().__init__()
+        self.gru = nn.GRU(inputs, units, batch_first=True, bidirectional=bidirectional)
+        self.bidirectional = bidirectional
+        self.units = units
+        self.dim = units * (2 if bidirectional else 1)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Frames (B, T, D) -> contexts c (B, T, H)."""
+        # Not in bfloat16, for which cuDNN has no recurrent network: 128 small steps would be launched one by one.
+        with torch.autocast(frames.device.type, enabled=False):
+            return self.gru(frames.float())[0]
+
+    def ragged(self, frames: list[Tensor]) -> list[Tensor]:
+        """Frames (T_i, D) of utterances of any lengths -> contexts (T_i, H), each as if it were alone."""
+        lengths = torch.tensor([len(each) for each in frames])
+        with torch.autocast(frames[0].device.type, enabled=False):
+            padded = pad_sequence([each.float() for each in frames], batch_first=True)
+            packed = pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
+            contexts, _ = pad_packed_sequence(self.gru(packed)[0], batch_first=True)
+        return [each[:length] for each, length in zip(contexts, lengths.tolist(), strict=True)]
+
+
+class Network(nn.Module):
+    """What is trained and kept: encoder and context. Its features are the contexts."""
+
+    def __init__(self, size: str, bidirectional: bool = False) -> None:
+        super().__init__()
+        channels, units = size_of(size)
+        self.encoder = Encoder(channels)
+        self.context = Context(channels, units, bidirectional)
+        self.dim = self.context.dim
+
+    def forward(self, waveforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Waveforms (B, S) -> frames z (B, T, D) and contexts c (B, T, H)."""
+        frames = self.encoder(waveforms)
+        return frames, self.context(frames)
+
+    @torch.no_grad()
+    def features(self, waveforms: list[Tensor]) -> list[Tensor]:
+        """Waveforms (S_i,) of any lengths -> contexts (T_i, H), which do not depend on what else is in the list.
+
+        They are float32 at 16 kHz with a power of 1, as in training; frame t is that of the samples around 160 t + 80.
+        """
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False):  # every length would be tried out anew
+            frames = [self.encoder.forward(padded(waveform)[None])[0] for waveform in waveforms]
+            return self.context.ragged(frames)
+
+
+def load(path: str | Path) -> Network:
+    """Encoder and context of a run folder or of its `encoder.safetensors`, in evaluation mode; no code is run."""
+    path = Path(path).expanduser()
+    file = path / ENCODER if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"{file}: no such file")
+    try:
+        with safe_open(file, "pt") as content:
+            about = content.metadata() or {}
+            weights = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 - it is no dictionary
+        network = Network(about["encoder"], about["bidirectional"] == "True")
+        network.load_state_dict(weights)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
+    except KeyError:
+        raise UserError(f"{file} holds no encoder of sound") from None
+    return network.requires_grad_(False).eval()
+
+
+def padded(waveform: Tensor) -> Tensor:
+    """With silence around it: every 160 samples have a frame, which is centred on them."""
+    field, hop = geometry()
+    before = (field - hop) // 2
+    return F.pad(waveform, (before, max(field - hop - before, field - before - len(waveform))))
+
+
+def size_of(name: str) -> Size:
+    """By its name."""
+    if name not in SIZES:
+        raise UserError(f"encoder={name}: {nearest(name, SIZES)}")
+    return SIZES[name]

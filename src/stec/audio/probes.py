@@ -1,0 +1,157 @@
+"""What a linear classifier reads from features of sound: the phone of every frame, the speaker of every utterance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stec.audio.network import RATE, Network
+from stec.audio.sounds import FRAME, Sounds, Split
+from stec.audio.windows import waveform
+from stec.evaluation.linear import LinearResult, fit_linear
+
+Features = Callable[[list[Tensor]], list[Tensor]]  # waveforms (S_i,) -> features (T_i, D), one row per frame
+
+CEPSTRA, CONTEXT = 13, 11  # of the MFCC baseline: coefficients, and frames side by side
+_WINDOW, _FFT, _MELS = 400, 512, 40
+_BATCH = 32  # utterances at a time
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Accuracies of linear classifiers; None where there are no labels, or only one speaker."""
+
+    phones: LinearResult | None
+    speakers: LinearResult | None
+
+    def accuracies(self, suffix: str = "") -> dict[str, float | None]:
+        """In percent, for a summary."""
+        parts = {"phones": self.phones, "speakers": self.speakers}
+        return {f"{name}{suffix}": round(part.accuracy, 2) if part else None for name, part in parts.items()}
+
+
+def probe(features: Features, sounds: Sounds, split: Split, device: torch.device) -> Probed:
+    """Fits both classifiers. Phones are tested on speakers, speakers on utterances, that nobody has heard before."""
+    phones = speakers = None
+    if has_phones(sounds, split):
+        train, test = (labelled_frames(features, sounds, part, device) for part in (split.train, split.phones))
+        phones = fit_linear(*train, *test, len(sounds.classes))
+    if len(set(sounds.speakers)) > 1:
+        train, test = (pooled_utterances(features, sounds, part, device) for part in (split.known, split.speakers))
+        speakers = fit_linear(*train, *test, len(set(sounds.speakers)))
+    return Probed(phones, speakers)
+
+
+def has_phones(sounds: Sounds, split: Split) -> bool:
+    """Whether there are frames with labels to learn from, and others to test on."""
+    if sounds.phones is None:
+        return False
+    return all(any((sounds.phones_of(index) >= 0).any() for index in part) for part in (split.train, split.phones))
+
+
+def majority(sounds: Sounds, split: Split) -> dict[str, float | None]:
+    """What always saying the most frequent phone, or the speaker with most utterances, would give."""
+    result: dict[str, float | None] = {"phones_majority": None, "speakers_majority": None}
+    if has_phones(sounds, split):
+        train, test = (torch.cat([sounds.phones_of(index) for index in part]) for part in (split.train, split.phones))
+        result["phones_majority"] = _share_of_mode(train[train >= 0], test[test >= 0])
+    if len(set(sounds.speakers)) > 1:
+        numbers = speaker_numbers(sounds)
+        result["speakers_majority"] = _share_of_mode(numbers[split.known], numbers[split.speakers])
+    return result
+
+
+def _share_of_mode(train: Tensor, test: Tensor) -> float:
+    return round(100 * (test == train.mode().values).double().mean().item(), 2)
+
+
+def speaker_numbers(sounds: Sounds) -> Tensor:
+    """The speaker of every utterance as a number."""
+    number = {name: label for label, name in enumerate(sorted(set(sounds.speakers)))}
+    return torch.tensor([number[name] for name in sounds.speakers])
+
+
+def labelled_frames(
+    features: Features, sounds: Sounds, chosen: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Features (N, D) and phones (N,) of all frames of these utterances whose phone is known."""
+    rows, labels = [], []
+    for indices, each in _extract(features, sounds, chosen, device):
+        for index, frames in zip(indices, each, strict=True):
+            phones = sounds.phones_of(index)[: len(frames)].to(device)
+            known = phones >= 0
+            rows.append(frames[: len(phones)][known])
+            labels.append(phones[known])
+    return torch.cat(rows), torch.cat(labels)
+
+
+def pooled_utterances(
+    features: Features, sounds: Sounds, chosen: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation over time (U, 2 D) of these utterances, and their speakers (U,)."""
+    rows, order = [], []
+    for indices, each in _extract(features, sounds, chosen, device):
+        rows += [torch.cat([frames.mean(dim=0), frames.std(dim=0, correction=0)]) for frames in each]
+        order += indices
+    return torch.stack(rows), speaker_numbers(sounds)[order].to(device)
+
+
+def _extract(
+    features: Features, sounds: Sounds, chosen: Sequence[int], device: torch.device
+) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """Utterances and their features, a few at a time, those of about one length together."""
+    order = sorted(chosen, key=lambda index: int(sounds.lengths[index]))
+    for start in range(0, len(order), _BATCH):
+        indices = order[start : start + _BATCH]
+        yield indices, features([waveform(sounds, index).to(device) for index in indices])
+
+
+def network_features(network: Network) -> Features:
+    """The contexts, in evaluation mode."""
+    return network.eval().features
+
+
+def mfcc_features(waveforms: list[Tensor]) -> list[Tensor]:
+    """MFCC of each frame and of five before and after it, side by side."""
+    return [with_context(mfcc(each), CONTEXT) for each in waveforms]
+
+
+def with_context(frames: Tensor, width: int) -> Tensor:
+    """Frames (T, D) with their neighbours, (T, width D); beyond the ends, the first and last are repeated."""
+    times = torch.arange(len(frames), device=frames.device)
+    around = torch.arange(width, device=frames.device) - width // 2
+    return frames[(times[:, None] + around).clamp(0, len(frames) - 1)].flatten(1)
+
+
+def mfcc(samples: Tensor) -> Tensor:
+    """Mel-frequency cepstral coefficients (T, 13) of a waveform (S,): 25 ms around the middle of each whole frame."""
+    count = max(1, len(samples) // FRAME)
+    before = (_WINDOW - FRAME) // 2
+    padded = F.pad(samples, (before, max(0, (count - 1) * FRAME + _WINDOW - before - len(samples))))
+    pieces = padded.unfold(0, _WINDOW, FRAME)[:count] * torch.hann_window(_WINDOW, device=samples.device)
+    power = torch.fft.rfft(pieces, _FFT).abs().square()  # (T, bins)
+    energies = (power @ _mel_filters(samples.device) + 1e-6).log()
+    return energies @ _cosines(samples.device)
+
+
+def _mel_filters(device: torch.device) -> Tensor:
+    """Triangles (bins, mels), evenly spaced on the mel scale from 0 to 8 kHz."""
+    top = 2595 * math.log10(1 + RATE / 2 / 700)
+    edges = 700 * (10 ** (torch.linspace(0, top, _MELS + 2, device=device) / 2595) - 1)
+    frequency = torch.fft.rfftfreq(_FFT, 1 / RATE, device=device)[:, None]
+    rising = (frequency - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - frequency) / (edges[2:] - edges[1:-1])
+    return torch.minimum(rising, falling).clamp(min=0)
+
+
+def _cosines(device: torch.device) -> Tensor:
+    """The orthonormal discrete cosine transform (mels, 13)."""
+    n, k = torch.arange(_MELS, device=device)[:, None], torch.arange(CEPSTRA, device=device)
+    matrix = torch.cos(math.pi / _MELS * (n + 0.5) * k) * math.sqrt(2 / _MELS)
+    matrix[:, 0] /= math.sqrt(2)
+    return matrix

@@ -1,0 +1,64 @@
+"""A finished run on sound, looked at: which phones are taken for which, and where their frames lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stec.analysis.projection import Projection, has_umap, project
+from stec.audio.loading import open_sounds
+from stec.audio.network import load
+from stec.audio.probes import has_phones, labelled_frames, network_features
+from stec.audio.sounds import split
+from stec.config import Config
+from stec.errors import UserError
+from stec.evaluation.linear import fit_linear
+from stec.run import RunFolder
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is drawn of a run."""
+
+    name: str
+    config: Config
+    summary: dict[str, Any]
+    steps: list[float]  # the loss of every prediction step at the end of training
+    classes: tuple[str, ...]  # phones; () where they are not known, and nothing else is there
+    confusion: Tensor | None  # (C, C): share of the frames of phone i that are taken for phone j
+    projection: Projection | None  # of some frames of speakers to test
+    phones: Tensor | None  # (N,) of these frames
+
+
+def study(path: Path, frames: int, seed: int) -> Study:
+    """Looks at a run.
+
+    Args:
+        path: of its folder.
+        frames: how many are projected into the plane.
+        seed: which ones, and of the projection.
+    """
+    folder = RunFolder.open(path)
+    config, summary = folder.config(), folder.summary()
+    metrics = folder.metrics()
+    if summary is None or not metrics:
+        raise UserError(f"{path} is not finished: stec pretrain --resume {path} continues it")
+    steps = [metrics[-1][f"identity_step{k}"] for k in range(1, config.audio.steps + 1)]
+    sounds = open_sounds(config)
+    parts = split(sounds, config.audio.test_speakers)
+    if not has_phones(sounds, parts):
+        return Study(path.resolve().name, config, summary, steps, (), None, None, None)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    features = network_features(load(path).to(device))
+    train, test = (labelled_frames(features, sounds, part, device) for part in (parts.train, parts.phones))
+    predicted = fit_linear(*train, *test, len(sounds.classes)).predicted
+    counts = torch.zeros(len(sounds.classes), len(sounds.classes), dtype=torch.float64)
+    counts.index_put_((test[1].cpu(), predicted.cpu()), torch.ones((), dtype=torch.float64), accumulate=True)
+    chosen = torch.randperm(len(test[1]), generator=torch.Generator().manual_seed(seed))[:frames]
+    plane = project(test[0].cpu()[chosen], seed, "UMAP" if has_umap() else "PCA")
+    confusion = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
+    return Study(path.resolve().name, config, summary, steps, sounds.classes, confusion, plane, test[1].cpu()[chosen])

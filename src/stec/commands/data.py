@@ -1,0 +1,118 @@
+"""Commands of data: what sources there are, what one holds, and one written as shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from stec.commands.screen import console, counting, hint, make_table, say, show_list
+from stec.commands.words import Words, recipe_and_config
+from stec.config import SOUND, Config
+from stec.errors import UserError
+
+
+class _Group(TyperGroup):
+    """`stec data folder ...` is short for `stec data describe folder ...`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            args = ["describe", *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Group, invoke_without_command=True, subcommand_metavar="[COMMAND] [RECIPE] [KEY=VALUE]...",
+    help="Lists the data sources; with a recipe or keys, prepares that data and describes it.",
+)  # fmt: skip
+
+
+@app.callback()
+def _list(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        from stec.audio.loading import SOURCES as SOUNDS
+        from stec.data import SOURCES
+
+        show_list(SOURCES)
+        console.print("\nfor sound:")
+        show_list(SOUNDS)
+        hint("stec data folder data.root=PATH checks and describes your own images, audio/librispeech your own sound")
+
+
+@app.command()
+def describe(
+    words: Words = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Sound: also write it as arrays, which are read anywhere.")
+    ] = None,
+) -> None:
+    """Prepares the data of a recipe or of keys, and describes it. The word `describe` can be left out."""
+    import torch
+
+    from stec import data
+
+    _, config = recipe_and_config(words or [])
+    if config.method in SOUND:
+        _describe_sounds(config, save)
+        return
+    if save is not None:
+        raise UserError("--save writes sound; decoded images are kept with data.cache=FOLDER")
+    dataset = data.load(config.data, torch.device("cpu"))
+    table = make_table("", "")
+    table.add_row("name", dataset.name)
+    table.add_row("to train", f"{len(dataset.train):,} images, {int((dataset.train.labels >= 0).sum()):,} labelled")
+    table.add_row("to test", f"{len(dataset.test):,} images" if dataset.test is not None else "none")
+    table.add_row(
+        "classes", f"{len(dataset.classes)}: {', '.join(dataset.classes[:10])}" if dataset.classes else "none"
+    )
+    table.add_row("kept at", f"{dataset.size} x {dataset.size} px, {'in memory' if dataset.resident else 'streamed'}")
+    table.add_row("unreadable", str(len(dataset.skipped)))
+    table.add_row("fingerprint", dataset.fingerprint)
+    console.print(table)
+
+
+def _describe_sounds(config: Config, save: Path | None) -> None:
+    from stec.audio.arrays import save_arrays
+    from stec.audio.loading import open_sounds
+    from stec.audio.sounds import split
+
+    sounds = open_sounds(config)
+    parts = split(sounds, config.audio.test_speakers)
+    strangers = sorted({sounds.speakers[index] for index in parts.phones})
+    table = make_table("", "")
+    table.add_row("name", sounds.name)
+    table.add_row("utterances", f"{len(sounds):,}, {sounds.seconds / 3600:.2f} hours at 16 kHz")
+    table.add_row(
+        "speakers", f"{len(set(sounds.speakers))}, of whom {len(strangers)} to test: {' '.join(strangers[:12])}"
+    )
+    classes = f"{len(sounds.classes)}: {' '.join(sounds.classes)}" if sounds.phones is not None else "no alignment"
+    table.add_row("phones", classes)
+    table.add_row("to train", f"{len(parts.train):,} utterances")
+    table.add_row("unreadable", str(len(sounds.skipped)))
+    table.add_row("fingerprint", sounds.fingerprint())
+    console.print(table)
+    if save is not None:
+        save_arrays(sounds, save)
+        hint(f"written to {save}: data.source=arrays data.root={save}")
+
+
+@app.command()
+def shard(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="To be made.")],
+    words: Words = None,
+    megabytes: Annotated[float, typer.Option(min=0.001, help="At which a shard is full.")] = 250.0,
+) -> None:
+    """Writes the images of any source as tar files in webdataset's format, mixed; the source `shards` reads them."""
+    from stec.data.sharding import write_shards
+
+    _, config = recipe_and_config(words or [])
+    if config.method in SOUND:
+        raise UserError("shards hold images; sound is kept as arrays: stec data RECIPE --save FOLDER")
+    with counting("images") as counter:
+        written = write_shards(config.data, out, megabytes, counter)
+    images = ", ".join(f"{number:,} images to {split}" for split, number in written.images.items())
+    skipped = f", {written.skipped} unreadable left out" if written.skipped else ""
+    say(f"{out}: {images}{skipped}, in {written.shards} shard(s) of {written.size / 1e6:,.1f} MB together")
+    hint(f"stec pretrain folder data.source=shards data.root={out}")

@@ -1,0 +1,27 @@
+"""The words that most commands take: a recipe, and keys to change in it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stec.config import Config, load
+from stec.errors import UserError
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe, and keys to change in it."),
+]
+
+
+def recipe_and_config(words: list[str]) -> tuple[str, Config]:
+    """The name of the recipe, and what it says with all changes."""
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1:
+        raise UserError(f"more than one recipe: {', '.join(names)}; everything else is key=value")
+    shards = [word for word in words if word.startswith("data.root=") and word.endswith(".tar")]
+    if len(shards) > 1:
+        raise UserError(f"data.root is there {len(shards)} times: quote a pattern with braces, or the shell expands it")
+    recipe = names[0] if names else "default"
+    return recipe, load(recipe, [word for word in words if "=" in word])

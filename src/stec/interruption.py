@@ -1,0 +1,41 @@
+"""Signals that ask a run to stop: it ends its step and saves first."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interruption:
+    """Notes SIGTERM and SIGINT instead of dying of them, as a context manager; a further SIGINT stops at once.
+
+    Outside of the main thread, where Python delivers no signals, it notes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None  # of the signal that came
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.name is not None:
+            raise KeyboardInterrupt
+        self.name = signal.Signals(number).name
+
+
+def ignore_signals(worker: int = 0) -> None:
+    """For processes that read data: they get the same signals, and end when the run that they work for does."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)

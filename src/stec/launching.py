@@ -1,0 +1,106 @@
+"""How the processes of a run are started, and how they end when one of them fails."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from stec.errors import Stopped, UserError
+
+FAILED, LEFT = "stec/failed", "stec/left"  # in the store that all processes share
+LOOK = 0.5  # seconds between looks at it
+PATIENCE = 10.0  # seconds for the others to leave
+
+
+def launched() -> tuple[int, int] | None:
+    """Processes on each machine, and machines, where torchrun or SLURM has started them; None where nobody has."""
+    environment = os.environ
+    if dist.is_available() and dist.is_torchelastic_launched():
+        local = int(environment["LOCAL_WORLD_SIZE"])
+        return local, int(environment["WORLD_SIZE"]) // local
+    tasks = int(environment.get("SLURM_NTASKS", 1))
+    if tasks > 1 and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        machines = int(environment.get("SLURM_NNODES", 1))
+        return tasks // machines, machines
+    return None
+
+
+@contextmanager
+def failing_together(fabric: Any) -> Iterator[None]:
+    """Within, an error in one process ends all: it is raised there, and the others leave in silence.
+
+    They would wait for it in the next exchange, for minutes or forever.
+    """
+    rank, others = fabric.global_rank, fabric.world_size - 1
+    if not others:
+        yield
+        return
+    store = dist.distributed_c10d._get_default_store()  # the first process keeps it
+    finished = threading.Event()
+    threading.Thread(target=_watch, args=(store, rank, finished), daemon=True).start()
+    try:
+        yield
+    except Stopped:  # all of them, after the same step
+        raise
+    except Exception as error:
+        finished.set()
+        lost = isinstance(error, RuntimeError) and _is_lost(error)
+        with suppress(RuntimeError):  # the store is gone, and the first process with it
+            if store.add(f"{FAILED}/times", 1) > 1:
+                _leave(store, rank)
+            store.set(FAILED, str(2 if lost or isinstance(error, UserError) else 1))
+        if lost:
+            raise UserError("a process of this run has been lost, and all end; --resume continues the run") from error
+        # The error is told at once, but this process ends after the others, which leave by themselves.
+        linger = partial(_wait_for_others, store, others) if rank == 0 else partial(time.sleep, 10 * LOOK)
+        atexit.register(linger)
+        raise
+    finally:
+        finished.set()
+
+
+def _watch(store: Any, rank: int, finished: threading.Event) -> None:
+    while not finished.wait(LOOK):
+        try:
+            failed = store.check([FAILED])
+        except RuntimeError:
+            return
+        if failed:
+            _leave(store, rank)
+
+
+def _leave(store: Any, rank: int) -> None:
+    """Ends this process in silence: another one says why.
+
+    With the exit code of the failure, if it is the first process: its code is that of the whole command. Others end
+    without one, for which Fabric would kill a first process that has started them, before it can leave.
+    """
+    code = 0
+    with suppress(RuntimeError):
+        store.add(LEFT, 1)
+        if rank == 0:
+            code = int(store.get(FAILED))
+            time.sleep(2 * LOOK)  # the others have to read it, too
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _wait_for_others(store: Any, number: int) -> None:
+    until = time.monotonic() + PATIENCE
+    with suppress(RuntimeError):
+        while store.add(LEFT, 0) < number and time.monotonic() < until:
+            time.sleep(LOOK / 5)
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Whether another process does not answer any more."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower() or "by peer" in str(error)

@@ -1,0 +1,42 @@
+"""All random numbers of a process: Python's, NumPy's, PyTorch's, and those of a GPU."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def mix(*numbers: int) -> int:
+    """One seed from several numbers, well apart from its neighbours."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint32)[0])
+
+
+def seed(number: int) -> None:
+    """Starts all generators anew."""
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+def capture(device: torch.device) -> dict[str, Any]:
+    """The state of all generators, as tensors and plain values."""
+    numpy: Any = np.random.get_state(legacy=False)
+    numpy["state"]["key"] = numpy["state"]["key"].tolist()
+    state = {"python": random.getstate(), "numpy": numpy, "torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore(state: dict[str, Any], device: torch.device) -> None:
+    """Goes on from there."""
+    random.setstate(state["python"])
+    numpy = state["numpy"]
+    key = np.array(numpy["state"]["key"], np.uint32)
+    np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

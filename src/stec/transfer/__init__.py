@@ -1,0 +1,1 @@
+"""Encoders put to other uses: classification, object detection, semantic segmentation."""

@@ -1,0 +1,288 @@
+"""Utterances from arrays, files and alignments; how they are split; and windows of them."""
+
+import gzip
+import logging
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from stec.audio import files
+from stec.audio.alignment import Aligned, labels_of, read_alignment
+from stec.audio.arrays import open_arrays, save_arrays
+from stec.audio.files import open_folder, speaker_of
+from stec.audio.sounds import UNKNOWN, join, split
+from stec.audio.windows import Windows, waveform
+from stec.data.decoding import UnreadableError
+from stec.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def _sine(seconds=0.5, rate=16_000, hertz=440.0, level=0.5):
+    return level * np.sin(2 * np.pi * hertz * np.arange(int(seconds * rate)) / rate)
+
+
+@pytest.fixture
+def soundfile():
+    pytest.importorskip("soxr", reason="sound files need the extra `audio`")
+    return pytest.importorskip("soundfile", reason="sound files need the extra `audio`")
+
+
+# --- splits ---
+
+
+def test_nothing_is_tested_that_was_heard_before(sounds):
+    parts = split(sounds, 0.25)
+    of = lambda indices: {sounds.speakers[index] for index in indices}  # noqa: E731
+    assert len(of(parts.phones)) == 1
+    assert of(parts.phones).isdisjoint(of(parts.train))
+    assert set(parts.speakers).isdisjoint([*parts.train, *parts.known])
+    assert of(parts.speakers) == of(parts.known) == set(sounds.speakers)
+    assert sorted([*parts.speakers, *parts.known]) == list(range(len(sounds)))
+    assert split(sounds, 0.25) == parts
+
+
+def test_the_split_does_not_depend_on_the_order_of_utterances(sounds):
+    order = np.random.default_rng(0).permutation(len(sounds))
+    waveforms = [np.zeros(160, np.int16) for _ in order]
+    mixed = join("x", waveforms, [sounds.names[i] for i in order], [sounds.speakers[i] for i in order], None, ())
+    named = lambda which, s: {s.names[i] for i in getattr(split(s, 0.5), which)}  # noqa: E731
+    for which in ("train", "phones", "speakers", "known"):
+        assert named(which, mixed) == named(which, sounds)
+
+
+# --- arrays ---
+
+
+def test_arrays_give_back_what_was_saved(sounds, tmp_path):
+    save_arrays(sounds, tmp_path / "new" / "folder")
+    again = open_arrays(tmp_path / "new" / "folder")
+    assert again.fingerprint() == sounds.fingerprint()
+    assert (again.names, again.speakers, again.classes) == (sounds.names, sounds.speakers, sounds.classes)
+    assert isinstance(again.samples, np.memmap)
+    assert torch.equal(again.phones_of(3), sounds.phones_of(3))
+    assert torch.equal(waveform(again, 3), waveform(sounds, 3))
+
+
+def test_arrays_without_phones(sounds, tmp_path):
+    plain = join("x", [sounds.samples[:4000]], ["one"], ["she"], None, ())
+    save_arrays(plain, tmp_path)
+    again = open_arrays(tmp_path)
+    assert again.phones is None
+    assert again.phones_of(0).tolist() == [UNKNOWN] * 25
+
+
+def test_wrong_arrays_are_named(sounds, tmp_path):
+    with pytest.raises(UserError, match=r"waveforms.npy: no such file; the folder should hold"):
+        open_arrays(tmp_path)
+    save_arrays(sounds, tmp_path)
+    np.save(tmp_path / "waveforms.npy", sounds.samples[:-1])
+    with pytest.raises(UserError, match="the utterances end at sample"):
+        open_arrays(tmp_path)
+    np.save(tmp_path / "waveforms.npy", sounds.samples.astype(np.float32))
+    with pytest.raises(UserError, match="should be int16"):
+        open_arrays(tmp_path)
+    np.savez(tmp_path / "utterances.npz", offsets=sounds.offsets)
+    with pytest.raises(UserError, match="has no 'names'"):
+        open_arrays(tmp_path)
+    (tmp_path / "utterances.npz").write_bytes(b"none")
+    with pytest.raises(UserError, match="not NumPy files"):
+        open_arrays(tmp_path)
+
+
+# --- files ---
+
+
+def test_files_of_any_rate_width_and_channels_become_one_kind(soundfile, tmp_path):
+    """A tone stays the same tone, whatever it was stored as."""
+    stereo = np.stack([_sine(rate=48_000, level=0.6), _sine(rate=48_000, level=0.2)], axis=1)
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "bob").mkdir()
+    soundfile.write(tmp_path / "ann" / "a.wav", stereo, 48_000)
+    soundfile.write(tmp_path / "ann" / "b.wav", _sine(level=0.4), 16_000, subtype="PCM_U8")
+    soundfile.write(tmp_path / "bob" / "c.flac", _sine(rate=44_100, level=0.4), 44_100, subtype="PCM_24")
+    soundfile.write(tmp_path / "bob" / "d.ogg", _sine(rate=8_000, level=0.4), 8_000)
+    soundfile.write(tmp_path / "e.wav", _sine(level=0.4), 16_000, subtype="FLOAT")
+    found = open_folder(tmp_path, None, 2)
+    assert found.names == ("a", "b", "c", "d", "e")
+    assert found.speakers == ("ann", "ann", "bob", "bob", files.NOBODY)
+    for index in range(5):
+        samples = found.samples[found.offsets[index] : found.offsets[index + 1]] / 32768
+        assert len(samples) == pytest.approx(8000, abs=2)
+        spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples))))
+        assert np.argmax(spectrum) * 16_000 / len(samples) == pytest.approx(440, abs=2)
+        assert np.abs(samples[1000:7000]).max() == pytest.approx(0.4, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("empty.wav", "no samples"), ("silent.wav", "silent"), ("short.flac", "Error"), ("short.wav", "truncated"),
+        ("text.wav", "Error"), ("zero.flac", "Error"), ("nan.wav", "no numbers"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_heard_is_unreadable(soundfile, tmp_path, name, reason):
+    path = tmp_path / name
+    content = {"empty.wav": [], "silent.wav": np.zeros(8000), "nan.wav": np.full(800, np.nan)}
+    if name == "text.wav":
+        path.write_text("no sound")
+    elif name == "zero.flac":
+        path.write_bytes(b"")
+    else:
+        subtype = "FLOAT" if name == "nan.wav" else None
+        soundfile.write(path, content.get(name, np.random.default_rng(0).normal(0, 0.1, 16_000)), 16_000, subtype)
+    if name.startswith("short"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UnreadableError, match=reason):
+        files.read(path, soundfile, sys.modules["soxr"])
+
+
+def test_a_few_unreadable_files_are_named_and_left_out_and_many_are_refused(soundfile, tmp_path, caplog):
+    for number in range(100):
+        soundfile.write(tmp_path / f"{number:03d}.wav", _sine(0.05), 16_000)
+    (tmp_path / "050.wav").write_bytes(b"")
+    with caplog.at_level(logging.WARNING, "stec"):
+        found = open_folder(tmp_path, None, 2)
+    assert len(found) == 99
+    assert found.skipped == (str(tmp_path / "050.wav"),)
+    assert "050.wav" in caplog.text
+    soundfile.write(tmp_path / "051.wav", np.zeros(800), 16_000)
+    with pytest.raises(UserError, match=r"more than 1 % of 100 recordings cannot be read \(.*050.wav, .*051.wav\)"):
+        open_folder(tmp_path, None, 2)
+
+
+def test_folders_without_sound_or_without_the_extra_are_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(UserError, match=r"read with soundfile: pip install 'stec\[audio\]'"):
+        open_folder(tmp_path, None, 1)
+    monkeypatch.undo()
+    pytest.importorskip("soundfile", reason="sound files need the extra `audio`")
+    with pytest.raises(UserError, match=r"holds no sound files: none of its files ends in .flac .wav .ogg"):
+        open_folder(tmp_path, None, 1)
+    with pytest.raises(UserError, match="no such folder"):
+        open_folder(tmp_path / "none", None, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "speaker"),
+    [("1089/134686/1089-134686-0000.flac", "1089"), ("test-clean/61/70968/61-70968-0001.flac", "61"),
+     ("ann/deep/a.wav", "ann"), ("a.wav", files.NOBODY)],
+)  # fmt: skip
+def test_speakers_are_found_in_paths(path, speaker):
+    from pathlib import Path
+
+    assert speaker_of(Path(path)) == speaker
+
+
+def test_librispeech_is_read_with_its_phones(librispeech):
+    found = open_folder(librispeech, librispeech / "phones_10ms.txt", 2)
+    assert len(found) == 8
+    assert set(found.speakers) == {"1089", "1188", "121", "1221"}
+    first = found.names.index("1089-134691-0000")
+    assert found.lengths[first] == 33360
+    phones = [found.classes[label] for label in found.phones_of(first).tolist() if label >= 0]
+    assert phones[:52] == ["SIL"] * 52
+    assert phones[52:61] == ["HH"] * 9
+    assert len(found.phones_of(first)) == 33360 // 160
+    quiet, loud = [], []
+    for index in range(len(found)):
+        power = waveform(found, index)[: len(found.phones_of(index)) * 160].unflatten(0, (-1, 160)).square().mean(1)
+        silent = found.phones_of(index) == found.classes.index("SIL")
+        quiet.append(power[silent].mean())
+        loud.append(power[~silent & (found.phones_of(index) >= 0)].mean())
+    assert sum(quiet) < 0.05 * sum(loud), "silence is where the labels say"
+
+
+# --- alignments ---
+
+
+def test_an_alignment_may_be_compressed_and_its_mistakes_are_named(tmp_path):
+    path = tmp_path / "phones.txt.gz"
+    path.write_bytes(gzip.compress(b"a-1 1600 dict SIL:4 AH:5\n"))
+    assert read_alignment(path) == {"a-1": Aligned(1600, ["SIL", "AH"], [4, 5])}
+    path = tmp_path / "phones.txt"
+    for text, message in (("a 1600 dict SIL", "line 1: expected"), ("a b c", "line 1: expected"), ("", "no utterance")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            read_alignment(path)
+    with pytest.raises(UserError, match="no such file"):
+        read_alignment(tmp_path / "none")
+
+
+def test_labels_cover_every_whole_frame_or_are_of_another_recording():
+    aligned = Aligned(1700, ["B", "A"], [4, 5])
+    assert labels_of(aligned, 1700, ("A", "B")).tolist() == [1] * 4 + [0] * 5 + [UNKNOWN]
+    assert labels_of(aligned, 1280 + 300, ("A", "B")).tolist() == [1] * 4 + [0] * 5
+    assert labels_of(aligned, 3200, ("A", "B")) is None
+
+
+def test_utterances_without_phones_are_named_and_kept(soundfile, tmp_path, caplog):
+    for name in ("a", "b"):
+        soundfile.write(tmp_path / f"{name}.wav", _sine(0.1), 16_000)
+    (tmp_path / "phones.txt").write_text("a 1600 dict AH:9\n")
+    with caplog.at_level(logging.WARNING, "stec"):
+        found = open_folder(tmp_path, tmp_path / "phones.txt", 1)
+    assert found.phones_of(0).tolist() == [0] * 9 + [UNKNOWN]
+    assert found.phones_of(1).tolist() == [UNKNOWN] * 10
+    assert "no phones for 1 of 2 utterances" in caplog.text
+    (tmp_path / "phones.txt").write_text("c 1600 dict AH:9\n")
+    with pytest.raises(UserError, match="knows none of the utterances"):
+        open_folder(tmp_path, tmp_path / "phones.txt", 1)
+
+
+# --- windows ---
+
+
+def _counting(lengths):
+    """Utterance i has the samples 1000 i, 1000 i + 1, ..., so that a window tells where it is from."""
+    waveforms = [np.arange(1000 * i, 1000 * i + length, dtype=np.int16) for i, length in enumerate(lengths)]
+    return join("x", waveforms, [str(i) for i in range(len(lengths))], ["s"] * len(lengths), None, ())
+
+
+def test_windows_are_whole_pieces_of_one_utterance():
+    sounds = _counting([300, 40, 100, 99, 250])
+    windows = Windows(sounds, [0, 1, 2, 3], 100, None, CPU)
+    assert windows.too_short == 2
+    assert windows.items.tolist() == [0, 1]
+    seen = set()
+    torch.manual_seed(0)
+    for samples, starts, _, utterances in windows.batches(torch.tensor([0, 1] * 200), 4):
+        assert samples.shape == (2, 4, 100)
+        source = torch.tensor([0, 2])[utterances]
+        assert torch.equal(samples.long(), (1000 * source + starts)[..., None] + torch.arange(100))
+        seen |= set(starts[:, source == 0].flatten().tolist())
+    assert min(seen) < 5
+    assert max(seen) > 195
+    assert max(seen) <= 200
+
+
+def test_an_epoch_is_about_as_long_as_the_utterances():
+    windows = Windows(_counting([1000, 399, 100]), [0, 1, 2], 100, None, CPU)
+    assert windows.items.tolist() == [0] * 5 + [1] + [2]
+
+
+def test_the_second_window_can_be_kept_near():
+    windows = Windows(_counting([900]), [0], 100, 50, CPU)
+    torch.manual_seed(0)
+    distances = torch.cat([b.starts[1] - b.starts[0] for b in windows.batches(torch.zeros(500, dtype=torch.long), 50)])
+    assert 40 < distances.abs().max() <= 50
+    assert distances.float().mean().abs() < 5
+
+
+def test_streamed_windows_are_those_that_resident_ones_would_be(sounds, tmp_path):
+    save_arrays(sounds, tmp_path)
+    batches = []
+    for source, residence in ((sounds, "always"), (open_arrays(tmp_path), "never"), (open_arrays(tmp_path), "always")):
+        windows = Windows(source, range(10), 3200, None, CPU, residence)
+        assert windows.resident == (residence == "always")
+        torch.manual_seed(0)
+        batches.append(next(windows.batches(torch.arange(6), 6)))
+    for other in batches[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(batches[0], other, strict=True))
+
+
+def test_utterances_shorter_than_a_window_cannot_be_learnt_from():
+    with pytest.raises(UserError, match=r"has 500 samples, the longest 300: lower audio.window"):
+        Windows(_counting([300, 200]), [0, 1], 500, None, CPU)

@@ -1,0 +1,84 @@
+"""Cells that are transfers: they start from a run, which is made first where it is missing."""
+
+import pytest
+
+from stec.errors import UserError
+from stec.experiments.book import Book, read_run
+from stec.experiments.engine import Here
+from stec.experiments.experiment import load_experiment
+from stec.experiments.jobs import make_job, missing, parse_place
+from stec.experiments.measured import measure
+from stec.experiments.running import run_missing
+from stec.experiments.settings import hash_of
+from stec.reporter import Nobody
+
+MINE = """
+about: a transfer from a short pretraining, and from nothing
+seeds: 2
+metrics: [miou, pixel_accuracy]
+overrides: epochs=1 data.train_images=16 data.test_images=8 data.size=32 segmentation.side=32 batch_size=8
+compare: [[trained, random]]
+cells:
+  - row: trained
+    recipe: shapes-segmentation
+    start: {recipe: default, overrides: epochs=1 batch_size=32 data.train_images=32 data.test_images=20
+      optimizer.warmup_epochs=0 baselines=false identity.hidden=16 manipulation.hidden=16}
+  - {row: random, recipe: shapes-segmentation, start: none}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.yaml").write_text(MINE)
+    return load_experiment(str(tmp_path / "mine.yaml"))
+
+
+def test_the_start_is_made_once_and_every_run_is_written_down(mine, tmp_path):
+    book = Book(tmp_path / "runs.jsonl")
+    todo = missing(mine, book, seeds=2)
+    assert len(todo) == 4
+    assert not run_missing(todo, book, ["device=cpu"], {}, tmp_path / "runs", Here(), Nobody())
+    assert len(book.runs) == 5  # four transfers and the pretraining
+    assert not missing(mine, book, seeds=2)
+    (group,) = measure(mine, book).groups
+    assert [line.n for line in group.lines] == [2, 2]
+    assert group.differences[0].n == 2
+
+    again = Book(tmp_path / "again.jsonl")  # `results add` finds out by itself what a transfer started from
+    for path in sorted((tmp_path / "runs").iterdir()):
+        if path.is_dir():
+            again.add(read_run(path, again))
+    assert again.runs.keys() == book.runs.keys()
+
+    lost = Book(tmp_path / "lost.jsonl")  # the runs are there, only not written down: nothing is repeated
+    before = {path: path.stat().st_mtime for path in (tmp_path / "runs").glob("*/summary.json")}
+    run_missing(missing(mine, lost, seeds=2), lost, ["device=cpu"], {}, tmp_path / "runs", Here(), Nobody())
+    assert lost.runs.keys() == book.runs.keys()
+    assert {path: path.stat().st_mtime for path in before} == before
+
+
+def test_another_start_or_task_is_another_setting(mine):
+    one, other = mine.cells
+    assert one.start is not None
+    assert one.start.config.method == "stec"
+    assert one.hash != other.hash
+    base = {"data": "shapes", "task": "segmentation", "start": "none", "epochs": 1}
+    hashes = {hash_of(base | change) for change in ({}, {"start": "x-seed0"}, {"task": "detection"}, {"epochs": 2})}
+    assert len(hashes) == 4
+
+
+def test_table_4_is_whole():
+    table = load_experiment("table4")
+    published = {(cell.recipe, cell.row): cell.published for cell in table.cells if cell.published}
+    assert published["voc-detection", "S-TEC*"]["ap50_11"].mean == 82.5
+    assert published["voc-detection", "ReLIC"]["ap50_11"].mean == 82.3
+    assert published["voc-segmentation", "S-TEC*"]["miou"].mean == 70.5
+    assert published["voc-segmentation", "ReLIC"]["miou"].mean == 69.9
+    assert table.seeds == 4
+    assert len({cell.hash for cell in table.cells}) == len(table.cells)
+    short = [cell for cell in table.cells if cell.recipe.endswith("short") and cell.start]
+    assert {cell.config.encoder for cell in short} == {"resnet18"}
+    with pytest.raises(UserError, match="say where voc lies: --data voc=voc:PATH"):
+        make_job(table.cells[-1], 0, [], {}, None)
+    name, place = parse_place("voc=voc:/data")
+    assert (name, place.source, place.root) == ("voc", "voc", "/data")

@@ -1,0 +1,127 @@
+"""A run in two processes is the run in one, and goes on in another number of processes than it began in."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from tiny_runs import TINY
+from train_elsewhere import finish, train_and_keep
+
+from stec.launching import launched
+from stec.views import Views
+
+# Steps so small that rounding stays rounding; batches that do not divide by two; all that is random.
+WORDS = [*TINY, "device=cpu", "batch_size=31", "optimizer.rate=0.02", "method=stec-moco", "identity.queue=100"]
+WORDS += ["views.solarize=0.2", "views.blur=0.5", "views.small=1", "views.small_size=12", "lambda_turn=0.5"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "300"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of 12 steps in one and in two processes, and each of them killed in one and finished in the other."""
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("runs")
+    found = {"one": train_and_keep(path / "one", WORDS)}
+    script = str(Path(__file__).with_name("train_elsewhere.py"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, str(path), *WORDS]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found["two-killed"] = finish(path / "two-killed")
+    for name in ("two", "one-killed"):
+        found[name] = found["one"].open(path / name)
+    return found
+
+
+@pytest.mark.parametrize("name", ["two", "one-killed", "two-killed"])
+def test_it_is_the_same_run_in_any_number_of_processes(name, runs):
+    wanted, measured = runs["one"].metrics(), runs[name].metrics()
+    assert [record["step"] for record in measured] == [2, 4, 6, 8, 10, 12]
+    for ours, theirs in zip(measured, wanted, strict=True):
+        for key in ("loss", "identity", "manipulation", "turn", "probe_loss", "alignment", "effective_rank"):
+            assert ours[key] == pytest.approx(theirs[key], rel=2e-4), (ours["step"], key)
+    state, expected = (torch.load(run.checkpoint) for run in (runs[name], runs["one"]))
+    for key, value in expected["model"].items():
+        torch.testing.assert_close(state["model"][key], value, rtol=1e-3, atol=1e-3, msg=key)
+    encoder = load_file(runs["one"].path / "encoder.safetensors")
+    assert load_file(runs[name].path / "encoder.safetensors").keys() == encoder.keys()
+
+
+def test_the_summary_says_how_many_processes(runs):
+    processes = {name: run.summary()["processes"] for name, run in runs.items()}
+    assert processes == {"one": 1, "two": 2, "one-killed": 2, "two-killed": 1}
+
+
+def test_views_of_an_image_do_not_depend_on_the_processes():
+    images = torch.randint(0, 256, (7, 3, 20, 20), dtype=torch.uint8)
+    whole, shares, start = Views(size=8, small=2, small_size=4, turn=True), (3, 2, 2), 0
+    torch.manual_seed(5)
+    wanted = whole(images)
+    for rank, rows in enumerate(shares):
+        views = Views(size=8, small=2, small_size=4, turn=True)
+        views.draw_for_all(shares, rank)
+        torch.manual_seed(5)
+        own = slice(start, start + rows)
+        batch = views(images[own])
+        assert torch.equal(batch.first, wanted.first[own])
+        assert torch.equal(batch.second, wanted.second[own])
+        assert torch.equal(batch.copy.second.crop, wanted.copy.second.crop[own])
+        assert torch.equal(batch.turned.unflatten(0, (4, -1)), wanted.turned.unflatten(0, (4, -1))[:, own])
+        assert torch.equal(batch.small.images.unflatten(0, (2, -1)), wanted.small.images.unflatten(0, (2, -1))[:, own])
+        start += rows
+
+
+def test_who_has_started_the_processes(monkeypatch):
+    for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert launched() is None
+    monkeypatch.setenv("SLURM_NTASKS", "1")  # a job script that starts the command without srun
+    assert launched() is None
+    monkeypatch.setenv("SLURM_NTASKS", "16")
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    assert launched() == (8, 2)
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "12"}.items():
+        monkeypatch.setenv(name, value)
+    assert launched() == (4, 3)
+
+
+def test_an_error_in_one_process_ends_all_with_one_message(tmp_path):
+    root = tmp_path / "images"
+    root.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(32):
+        Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(root / f"{number}.png")
+    damaged = root / "20.png"  # one of them, which one of the processes will read
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    words = ["data.source=folder", f"data.root={root}", "data.resident=never", "data.workers=0", "batch_size=16"]
+    command = [sys.executable, "-m", "stec", "pretrain", *TINY, *words, "device=cpu", "devices=2"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "run")], env=ENVIRONMENT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("stec:") == 1
+    assert "more than 1 % of 32 images cannot be read" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_process_that_is_killed_ends_all(tmp_path):
+    words = [*TINY, "epochs=1000", "log_every=1", "device=cpu", "devices=2", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "stec", "pretrain", *words]
+    main = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics, until = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 240
+    while not metrics.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    children = Path(f"/proc/{main.pid}/task/{main.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    _, told = main.communicate(timeout=120)
+    assert main.returncode == 2
+    assert told.count("stec:") == 1
+    assert "a process of this run has been lost" in told
+    assert "Traceback" not in told

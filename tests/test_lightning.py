@@ -1,0 +1,82 @@
+"""A Lightning trainer with the module does what a loop by hand does."""
+
+import importlib
+import sys
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import stec
+from stec.adapters.lightning import LitStec
+from stec.data import shapes
+from stec.optim import LARS, parameter_groups, warmup_cosine
+
+WORDS = ["batch_size=16", "optimizer.rate=1.0", "optimizer.warmup_epochs=1"]
+# What Lightning says about few cores and few steps.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pytorch_lightning", "ignore::FutureWarning")
+
+
+def fit(module, loader, epochs=2):
+    trainer = pl.Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, loader)
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def images():
+    return shapes.render(32, size=32).images
+
+
+@pytest.mark.parametrize("name", ["stec", "stec-byol"])
+def test_four_steps_are_those_of_a_loop_by_hand(name, images):
+    config = stec.config.load("default", [*WORDS, f"method={name}"])
+    torch.manual_seed(0)
+    module = LitStec(config)
+    torch.manual_seed(0)
+    views, method = module.views, stec.method.build(config)[1].train()
+
+    torch.manual_seed(1)
+    own = torch.Generator()  # else the loader would draw from the generator that the views use
+    trainer = fit(module, DataLoader(TensorDataset(images, torch.arange(32)), batch_size=16, generator=own))
+    assert trainer.global_step == 4
+
+    torch.manual_seed(1)
+    optimizer = LARS(parameter_groups(method, config.optimizer.weight_decay, config.optimizer.trust), lr=0.0)
+    for step in range(4):
+        for group in optimizer.param_groups:
+            group["lr"] = 1.0 * 16 / 256 * warmup_cosine(step, 4, 2)
+        losses = method(views(images[step % 2 * 16 :][:16]).channels_last())
+        optimizer.zero_grad()
+        losses.total.backward()
+        optimizer.step()
+        method.after_step((step + 1) / 4)
+    torch.testing.assert_close(module.method.state_dict(), method.state_dict())
+    assert trainer.logged_metrics["total"] == pytest.approx(losses.total.item(), rel=1e-5)
+    assert {"identity", "identity_accuracy", "manipulation", "manipulation_accuracy"} <= set(trainer.logged_metrics)
+    assert "turn" not in trainer.logged_metrics
+
+
+def test_pairs_from_a_loader_train_it_and_its_encoder_is_a_file(images, tmp_path):
+    transform = stec.transforms.PairWithAction(size=32)
+    loader = DataLoader([transform(image) for image in images], batch_size=16)
+    module = LitStec(stec.config.load("default", [*WORDS, "method=stec"]))
+    before = {name: value.clone() for name, value in module.method.named_parameters()}
+    fit(module, loader, epochs=1)
+    assert all(not torch.equal(before[name], value) for name, value in module.method.named_parameters())
+    module.save_encoder(tmp_path / "mine.safetensors")
+    module.method.eval()
+    encoder = stec.load(tmp_path / "mine.safetensors")
+    torch.testing.assert_close(encoder(images), module.method.encoder(module.views.plain(images)))
+
+
+def test_without_lightning_one_line_names_the_extra(monkeypatch):
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "stec.adapters.lightning")
+    with pytest.raises(stec.UserError, match=r"pip install 'stec\[lightning\]'"):
+        importlib.import_module("stec.adapters.lightning")
