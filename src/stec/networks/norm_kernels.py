@@ -1,7 +1,7 @@
 """The kernels behind `stec.networks.normalising`.
 
-Images are matrices (rows, channels) with one row per pixel, N H W of them. What reads a matrix for the second time starts
-at its end, which is still in the cache.
+Images are matrices (rows, channels) with one row per pixel, N H W of them. What reads a matrix for the second time
+starts at its end, which is still in the cache.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -126,6 +126,7 @@ def norm_add_up(
 def norm_add_parts(
     sums, products, rstd, of_bias, of_weight, parts, channels, PARTS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
+    """The gradients of weight and bias, from the sums of all programs."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     total, product = _total(sums, products, parts, channels, channel, PARTS)
     tl.store(of_bias + channel, total)
@@ -164,7 +165,19 @@ def forward(
     tile = {"ROWS": MEASURED // CHANNELS, "CHANNELS": CHANNELS, "num_warps": WARPS}
     norm_measure[(parts, blocks)](x, sums, squares, rows, channels, turns, TILES=TILES, **tile)
     norm_conclude[(channels // NARROW,)](
-        x, sums, squares, mean, rstd, variance, parts, rows, channels, eps, PARTS=MEASURING, CHANNELS=NARROW, num_warps=WARPS
+        x,
+        sums,
+        squares,
+        mean,
+        rstd,
+        variance,
+        parts,
+        rows,
+        channels,
+        eps,
+        PARTS=MEASURING,
+        CHANNELS=NARROW,
+        num_warps=WARPS,
     )
     added = x if residual is None else residual
     tile = {"ROWS": TILE // CHANNELS, "CHANNELS": CHANNELS, "num_warps": WARPS}
