@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stec import UserError
-from stec.bench import _take_turns, bench
+from stec.bench import take_turns, bench
 from stec.config import load
 from stec.peers import lightly_simclr
 from stec.profiling import group_of
@@ -44,7 +44,7 @@ def test_a_rate_is_the_median_over_turns(monkeypatch):
 
         return call
 
-    rates = _take_turns({"quick": part(1), "slow": part(4)}, views=8, seconds=40, device=torch.device("cpu"))
+    rates = take_turns({"quick": part(1), "slow": part(4)}, views=8, seconds=40, device=torch.device("cpu"))
     assert rates == {"quick": 8.0, "slow": 2.0}
 
 

@@ -165,14 +165,17 @@ def test_impossible_settings(wrong):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_gpu_gives_the_same_weights_without_being_waited_for():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_gives_the_same_weights_without_being_waited_for(compiled):
     weights = [nn.Parameter(w.cuda()) for w in tensors(0)]
-    optimizer = LARS(weights, lr=1.0, weight_decay=0.1)
+    lr = torch.zeros((), device="cuda")
+    optimizer = LARS(weights, lr=lr, weight_decay=0.1, compiled=compiled)
     for step in range(6):
         for weight, gradient in zip(weights, tensors(100 + step), strict=True):
             weight.grad = gradient.cuda()
-        optimizer.param_groups[0]["lr"] = rate(step)
-        torch.cuda.set_sync_debug_mode("error")
+        lr.fill_(rate(step))
+        if step:  # the first compiles
+            torch.cuda.set_sync_debug_mode("error")
         try:
             optimizer.step()
         finally:

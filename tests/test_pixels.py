@@ -13,6 +13,13 @@ from stec import pixels
 TIGHT = 2e-6  # float32 rounding; one level of an 8-bit image is 4e-3
 
 
+@pytest.fixture(params=["as on a CPU", "as on a GPU"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of computing; the second is that of compiled code as well."""
+    if request.param == "as on a GPU":
+        monkeypatch.setattr(pixels, "on_cpu", lambda images: False)
+
+
 def images(n: int, height: int = 24, width: int = 24, seed: int = 0) -> Tensor:
     """Noise, with an image that has flat, black, white and saturated patches in front."""
     torch.manual_seed(seed)
@@ -48,6 +55,7 @@ def jitter_by_torchvision(x: Tensor, colour: Tensor, order: Tensor) -> Tensor:
     return torch.stack(results)
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("operation", range(4), ids=["brightness", "contrast", "saturation", "hue"])
 def test_single_colour_operations(operation: int) -> None:
     x = images(200, seed=operation)
@@ -65,6 +73,7 @@ def test_hue_at_the_ends_of_its_range() -> None:
         assert difference(pixels.shift_hue(x, torch.full((2,), offset)), V.adjust_hue(x, offset)) < 5e-6
 
 
+@pytest.mark.usefixtures("path")
 def test_colour_jitter_in_every_order() -> None:
     orders = torch.tensor(list(itertools.permutations(range(4))))  # (24, 4)
     x, order = images(240, seed=5), orders.repeat(10, 1)
@@ -81,6 +90,7 @@ def test_neutral_jitter_changes_nothing() -> None:
     assert torch.equal(pixels.recolour(x, torch.tensor([[1.0, 1, 1, 0]]).repeat(24, 1), order), x)
 
 
+@pytest.mark.usefixtures("path")
 def test_colours_stay_between_0_and_1() -> None:
     x = images(240, seed=6)
     order = torch.rand(240, 4).argsort(dim=1)
@@ -99,6 +109,7 @@ def test_solarize() -> None:
     assert torch.equal(pixels.solarize(x), V.solarize(x, threshold=0.5))
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("kernel", [3, 9, 23])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (96, 96), (32, 48), (48, 32)])
 def test_gaussian_blur(kernel: int, height: int, width: int) -> None:
@@ -110,6 +121,7 @@ def test_gaussian_blur(kernel: int, height: int, width: int) -> None:
     assert difference(pixels.gaussian_blur(x, sigma, kernel), expected) < TIGHT
 
 
+@pytest.mark.usefixtures("path")
 def test_no_blur_leaves_the_image_as_it_is() -> None:
     x = images(4)
     assert torch.equal(pixels.gaussian_blur(x, torch.tensor([0.0, 1, 0, 2]), 5)[::2], x[::2])
@@ -123,6 +135,7 @@ def random_crops(n: int, height: int, width: int, smallest: int = 1) -> list[tup
     return crops
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("size", [8, 32, 57])  # smaller than nearly all crops, in between, larger than all
 @pytest.mark.parametrize(("height", "width"), [(48, 48), (30, 50)])
 def test_crop_and_resize(size: int, height: int, width: int) -> None:
@@ -137,6 +150,7 @@ def test_crop_and_resize(size: int, height: int, width: int) -> None:
     assert difference(pixels.crop_and_resize(x, torch.tensor(crops).float(), mirrored, size), expected) < 1e-5
 
 
+@pytest.mark.usefixtures("path")
 def test_fractional_crops_never_lose_all_their_pixels() -> None:
     """Rectangles in true pixels become fractions, even of one pixel, in a squashed image; a flat one stays flat."""
     torch.manual_seed(0)
@@ -147,6 +161,7 @@ def test_fractional_crops_never_lose_all_their_pixels() -> None:
     assert difference(result, torch.full_like(result, 0.7)) < TIGHT
 
 
+@pytest.mark.usefixtures("path")
 def test_a_fractional_crop_slides_smoothly() -> None:
     """On a ramp, the value at the centre of the crop is the ramp's value there."""
     ramp = ((torch.arange(32) + 0.5) / 32).expand(1, 3, 32, 32)
@@ -213,6 +228,7 @@ def test_colour_jitter_gives_the_same_on_both_paths(monkeypatch: pytest.MonkeyPa
     assert difference(elsewhere, expected) < 1e-4
 
 
+@pytest.mark.usefixtures("path")
 def test_integers_are_parts_of_255() -> None:
     bytes_ = (255 * images(8)).to(torch.uint8)
     crop, mirrored = torch.tensor([[2.0, 3, 9, 8]] * 8), torch.arange(8) % 2 == 0

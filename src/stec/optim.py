@@ -38,6 +38,7 @@ class LARS(torch.optim.Optimizer):
         momentum: Decay of the buffer v.
         weight_decay: L2 penalty.
         trust: Trust coefficient; 0 or None makes a group plain SGD with momentum.
+        compiled: Compile what follows the norms of LARS: on a GPU, one pass over memory instead of five.
 
     A group may have a `factor`, by which its learning rate differs from `lr`.
 
@@ -55,6 +56,7 @@ class LARS(torch.optim.Optimizer):
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         trust: float | None = 0.001,
+        compiled: bool = False,
     ) -> None:
         for name, value in (("lr", float(lr)), ("weight_decay", weight_decay), ("trust", trust or 0.0)):
             if value < 0:
@@ -62,6 +64,7 @@ class LARS(torch.optim.Optimizer):
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum}: must be at least 0 and below 1")
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust))
+        self._move_scaled = torch.compile(_move_scaled, dynamic=False) if compiled else _move_scaled
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -84,20 +87,39 @@ class LARS(torch.optim.Optimizer):
         directions = [w.grad for w in weights if w.grad is not None]  # d
         if group["weight_decay"]:
             directions = list(torch._foreach_add(directions, weights, alpha=group["weight_decay"]))
+        buffers = [self._buffer(w) for w in weights]  # v
+        rate = group["lr"] * group.get("factor", 1.0)
         if group["trust"]:
             local = _local_rates(weights, directions, group["trust"])
-            directions = list(torch._foreach_mul(directions, local))
-
-        buffers = [self._buffer(w) for w in weights]  # v
-        torch._foreach_mul_(buffers, group["momentum"])
-        torch._foreach_add_(buffers, directions)
-        torch._foreach_sub_(weights, torch._foreach_mul(buffers, group["lr"] * group.get("factor", 1.0)))
+            self._move_scaled(weights, directions, buffers, local, rate, group["momentum"])
+        else:
+            _move(weights, directions, buffers, rate, group["momentum"])
 
     def _buffer(self, weight: Tensor) -> Tensor:
         state = self.state[weight]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
         return state["momentum_buffer"]
+
+
+def _move_scaled(
+    weights: list[Tensor],
+    directions: list[Tensor],
+    buffers: list[Tensor],
+    local: list[Tensor],
+    lr: float | Tensor,
+    momentum: float,
+) -> None:
+    _move(weights, list(torch._foreach_mul(directions, local)), buffers, lr, momentum)
+
+
+def _move(
+    weights: list[Tensor], directions: list[Tensor], buffers: list[Tensor], lr: float | Tensor, momentum: float
+) -> None:
+    """v = momentum v + d, w = w - lr v"""
+    torch._foreach_mul_(buffers, momentum)
+    torch._foreach_add_(buffers, directions)
+    torch._foreach_sub_(weights, torch._foreach_mul(buffers, lr))
 
 
 def _local_rates(weights: list[Tensor], directions: list[Tensor], trust: float) -> list[Tensor]:
@@ -109,7 +131,11 @@ def _local_rates(weights: list[Tensor], directions: list[Tensor], trust: float) 
 
 
 def create_optimizer(
-    settings: OptimizerConfig, model: nn.Module, rate: float | Tensor, plain: Iterable[nn.Module] = ()
+    settings: OptimizerConfig,
+    model: nn.Module,
+    rate: float | Tensor,
+    plain: Iterable[nn.Module] = (),
+    compiled: bool = False,
 ) -> torch.optim.Optimizer:
     """The optimizer that the settings name, for what `parameter_groups` makes of the model.
 
@@ -118,10 +144,11 @@ def create_optimizer(
         model: All that is to be trained.
         rate: Learning rate; may be changed before every step. A tensor on a GPU lets a step be recorded.
         plain: See `parameter_groups`.
+        compiled: See `LARS`.
     """
     groups = parameter_groups(model, settings.weight_decay, settings.trust, plain)
     if settings.name == "lars":
-        return LARS(groups, rate, settings.momentum)
+        return LARS(groups, rate, settings.momentum, compiled=compiled)
     for group in groups:
         del group["trust"]
     recorded = isinstance(rate, Tensor) and rate.is_cuda

@@ -6,14 +6,18 @@ All are plain tensor arithmetic: no loop over images, no host synchronisation on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 GREY = (0.2989, 0.587, 0.114)  # how much red, green and blue count
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the operations that an order names
+
+MOST_TAPS = 4  # pixels a side that a pixel of a crop may rest on for these to be read one by one
 
 Planes: TypeAlias = tuple[Tensor, ...]  # red, green and blue, (B, H, W) each
 
@@ -35,6 +39,8 @@ def crop_and_resize(images: Tensor, crop: Tensor, mirrored: Tensor, size: int) -
     """
     top, left, height, width = crop.unbind(-1)
     b, channels, h, w = images.shape
+    if not on_cpu(images) and max(h, w) <= MOST_TAPS / 2 * size:
+        return _crop_by_taps(images, crop, mirrored, size)
     rows = _resampling(top, height, torch.zeros_like(mirrored), h, size)  # (B, size, H)
     columns = _resampling(left, width, mirrored, w, size)  # (B, size, W)
     if images.dtype == torch.uint8:
@@ -42,6 +48,36 @@ def crop_and_resize(images: Tensor, crop: Tensor, mirrored: Tensor, size: int) -
     # Channels go inside of rows: then either product is one matrix product per image.
     narrow = images.transpose(1, 2).reshape(b, h * channels, w).bmm(columns.mT)  # (B, H C, size)
     return rows.bmm(narrow.view(b, h, channels * size)).view(b, size, channels, size).transpose(1, 2)
+
+
+def _crop_by_taps(images: Tensor, crop: Tensor, mirrored: Tensor, size: int) -> Tensor:
+    """The same, pixel by pixel out of the few that it rests on: compiled, a single kernel."""
+    top, left, height, width = (side[:, None, None] for side in crop.unbind(-1))
+    b, channels, h, w = images.shape
+    rows, vertical = _taps(top, height, torch.zeros_like(mirrored), h, size)  # (B, size, taps)
+    columns, horizontal = _taps(left, width, mirrored, w, size)
+    image = torch.arange(b, device=images.device)[:, None, None, None]
+    channel = torch.arange(channels, device=images.device)[:, None, None]
+    total = images.new_zeros((), dtype=crop.dtype)
+    for i in range(rows.shape[-1]):
+        for j in range(columns.shape[-1]):
+            value = images[image, channel, rows[:, None, :, None, i], columns[:, None, None, :, j]]
+            total = total + value * (vertical[:, None, :, None, i] * horizontal[:, None, None, :, j])
+    return total / 255 if images.dtype == torch.uint8 else total
+
+
+def _taps(start: Tensor, length: Tensor, backwards: Tensor, source: int, size: int) -> tuple[Tensor, Tensor]:
+    """Which of `source` pixels each of `size` pixels rests on, and with which weights. (B, size, taps) each"""
+    target = (torch.arange(size, device=start.device, dtype=start.dtype) + 0.5) / size
+    target = torch.where(backwards[:, None], 1 - target, target)  # (B, size)
+    centre = start + target[..., None] * length
+    support = (length / size).clamp(min=1)
+    taps = torch.arange(math.ceil(2 * max(1, source / size)), device=start.device)
+    index = (centre - support + 0.5).floor() + taps  # (B, size, taps)
+    pixel = index + 0.5
+    inside = (pixel - (start + length / 2)).abs() < length / 2 + 0.499
+    weight = (1 - (pixel - centre).abs() / support).clamp(min=0) * inside
+    return index.clamp(0, source - 1).long(), weight / weight.sum(dim=-1, keepdim=True)
 
 
 def _resampling(start: Tensor, length: Tensor, backwards: Tensor, source: int, size: int) -> Tensor:
@@ -167,9 +203,24 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
 
     Both passes are products with a band matrix: the Gaussian around each pixel, its tails folded back at the borders.
     """
+    if not on_cpu(images):
+        return _blur_by_taps(images, sigma, kernel)
     columns = _blurring(images.shape[-1], sigma, kernel)
     rows = columns if images.shape[-2] == images.shape[-1] else _blurring(images.shape[-2], sigma, kernel)
     return rows.unsqueeze(1) @ images @ columns.mT.unsqueeze(1)
+
+
+def _blur_by_taps(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
+    """The same as a weighted sum of shifted images, first along rows, then along columns: compiled, two kernels."""
+    radius = kernel // 2
+    distance = torch.arange(-radius, radius + 1, device=sigma.device)
+    sharp = sigma[:, None] <= 0
+    weight = torch.exp(-0.5 * (distance / torch.where(sharp, 1.0, sigma[:, None])) ** 2)
+    weight = torch.where(sharp, (distance == 0).to(sigma.dtype), weight / weight.sum(dim=1, keepdim=True))
+    for pad, axis in (((radius, radius, 0, 0), 3), ((0, 0, radius, radius), 2)):
+        padded, side = F.pad(images, pad, mode="reflect"), images.shape[axis]
+        images = sum(padded.narrow(axis, k, side) * weight[:, k, None, None, None] for k in range(kernel))  # type: ignore[assignment]
+    return images
 
 
 def _blurring(side: int, sigma: Tensor, kernel: int) -> Tensor:

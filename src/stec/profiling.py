@@ -13,10 +13,10 @@ from torch.profiler import ProfilerActivity, profile
 CALLS = 5
 LISTED = 40  # kernels by name; the groups count all
 GROUPS = {  # the first whose pattern is in a kernel's name has it
-    "batch norm, ReLU, residuals": r"batch_norm|threshold",  # compiled, backward passes are fused
+    "batch norm, ReLU, residuals": r"batch_norm|threshold|^norm_",  # compiled, backward passes are fused
     "convolutions": r"convolution|fprop|dgrad|wgrad|convolve|cudnn",
     "matrix products": r"gemm|nvjet|cutlass|mm$",
-    "optimizer": r"multi_tensor|foreach",
+    "optimizer": r"multi_tensor|foreach|^triton_for_",
     "the rest": r"",
 }
 

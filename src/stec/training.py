@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from stec import data
 from stec.checkpoint import to_host
+from stec.compiling import compiles
 from stec.config import SOUND, Config, DataConfig
 from stec.data import DataSet
 from stec.encoder import Description
@@ -165,7 +166,8 @@ class Pretraining(Task):
     def optimizer(self, rate: Tensor) -> Optimizer:
         """The config's; LARS does not scale the probe's steps."""
         plain = [self.trainee.probe] if self.trainee.probe is not None else []
-        return create_optimizer(self.config.optimizer, self.trainee, rate, plain)
+        compiled = rate.is_cuda and self.fabric.world_size == 1 and compiles(self.config.compile, rate.device)
+        return create_optimizer(self.config.optimizer, self.trainee, rate, plain, compiled)
 
     def rate(self, step: int, steps: int) -> float:
         """Linear warm-up, cosine decay, in proportion to the batch."""

@@ -1,4 +1,5 @@
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from stec.config import load
 from stec.errors import UserError
 from stec.networks import create_encoder, list_encoders
+from stec.networks.encoders import _widened
 
 
 def test_the_list_names_every_encoder():
@@ -145,6 +147,16 @@ def test_missing_timm_is_the_users_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)  # makes the import fail
     with pytest.raises(UserError, match=r"pip install 'stec\[timm\]'$"):
         create_encoder("timm:test_vit")
+
+
+@pytest.mark.parametrize(("kernel", "stride", "side"), [(7, 2, 32), (7, 2, 31), (3, 1, 9), (5, 2, 16)])
+def test_a_first_convolution_for_gpus_is_the_same_function(kernel, stride, side):
+    conv = nn.Conv2d(3, 8, kernel, stride, kernel // 2, bias=False).double()
+    images = torch.randn(2, 3, side, side, dtype=torch.float64)
+    results = [function(images) for function in (conv, partial(_widened, conv))]
+    torch.testing.assert_close(*results)
+    gradients = [torch.autograd.grad(result.square().sum(), conv.weight)[0] for result in results]
+    torch.testing.assert_close(*gradients)
 
 
 def test_timm_is_told_what_stands_behind_commas():

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet, conv1x1
 
 from stec.errors import UserError, nearest
+from stec.networks import normalising
 
 _TIMM = "timm:"
 
@@ -56,8 +57,12 @@ class ResNetEncoder(ResNet):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (B, D) of images (B, 3, H, W)."""
-        x = self.maxpool(self.relu(self.bn1(_first_convolution(self.conv1, images))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        x = _first_convolution(self.conv1, images)
+        if normalising.has_kernels(self, x):
+            x = normalising.features(self, x)
+        else:
+            x = self.maxpool(self.relu(self.bn1(x)))
+            x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return torch.flatten(self.avgpool(x), 1)
 
 
@@ -166,11 +171,30 @@ def list_encoders() -> list[str]:
 
 
 def _first_convolution(conv: nn.Conv2d, images: Tensor) -> Tensor:
-    """`conv(images)`. On a GPU with empty channels: its fast kernels for channels-last images want eight or more."""
-    if not images.is_cuda:
-        return conv(images)
+    """`conv(images)`. On a GPU with more channels: it has no fast kernels for as few as three."""
+    return _widened(conv, images) if images.is_cuda else conv(images)
+
+
+def _widened(conv: nn.Conv2d, images: Tensor) -> Tensor:
+    """`conv(images)` by a convolution of eight channels or more; those beyond the images' are empty."""
+    weight, stride, padding = conv.weight, conv.stride, conv.padding
+    if conv.kernel_size == (7, 7) and stride == (2, 2) and images.shape[-1] % 2 == images.shape[-2] % 2 == 0:
+        images, weight, stride, padding = *_halved(images, weight), (1, 1), (0, 0)
     empty = (0, 0, 0, 0, 0, -images.shape[1] % 8)
-    return F.conv2d(F.pad(images, empty), F.pad(conv.weight, empty), None, conv.stride, conv.padding)
+    return F.conv2d(F.pad(images, empty), F.pad(weight, empty), None, stride, padding)
+
+
+def _halved(images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A 7 x 7 convolution of stride 2 as one of 4 x 4 without stride: squares of 2 x 2 pixels become channels.
+
+    Kernel row k of output row i lies on input row 2 i + k - 3, which is row p of square m: k = 2 (m - i) + p + 3. So
+    m - i goes from -2 to 1, and with an empty row in front of the kernel, its row 2 a + p belongs to square
+    a = m - i + 2.
+    """
+    outputs, channels = weight.shape[:2]
+    even = F.pad(weight, (1, 0, 1, 0)).view(outputs, channels, 4, 2, 4, 2)
+    squares = F.pad(F.pixel_unshuffle(images, 2), (2, 1, 2, 1))
+    return squares, even.permute(0, 1, 3, 5, 2, 4).reshape(outputs, 4 * channels, 4, 4)
 
 
 def _initialise(conv: nn.Conv2d) -> None:
