@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stec import UserError
-from stec.bench import take_turns, bench
+from stec.bench import bench, take_turns
 from stec.config import load
 from stec.peers import lightly_simclr
 from stec.profiling import group_of
