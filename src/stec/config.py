@@ -17,6 +17,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from stec.checking import Checks
 from stec.errors import UserError, nearest
 
 # Methods that learn from sound; all others learn from images.
@@ -352,26 +353,15 @@ _PROBABILITIES = ("mirror", "jitter_probability", "grey", "blur", "solarize")
 
 def check_values(config: Config) -> None:
     """Refuses values that make no sense, whoever made the config."""
-
-    def value_of(key: str) -> Any:
-        value: Any = config
-        for name in key.split("."):
-            value = getattr(value, name)
-        return value
-
-    def require(holds: bool, key: str, wanted: str) -> None:
-        if not holds:
-            raise UserError(f"{key}={value_of(key)}: {wanted}")
-
-    for key, choices in _CHOICES.items():
-        require(value_of(key) in choices, key, nearest(str(value_of(key)), choices))
+    checks = Checks(config)
+    value_of, require = checks.value_of, checks.require
+    checks.require_choices(_CHOICES)
+    checks.require_at_least(_AT_LEAST)
     actions = config.manipulation.action.split("+")
     known = _SOUND_ACTIONS if config.method == "stec-cpc-actions" else _ACTIONS
     for action in actions:
         require(action in known or config.method in SOUND[:2], "manipulation.action", nearest(action, known))
     require(len(set(actions)) == len(actions), "manipulation.action", "names an action twice")
-    for key, least in _AT_LEAST.items():
-        require(value_of(key) is None or value_of(key) >= least, key, f"must be at least {least}")
     for name in _PROBABILITIES:
         require(0 <= value_of(f"views.{name}") <= 1, f"views.{name}", "is a probability, from 0 to 1")
     for name in ("area", "aspect", "jitter", "small_area"):

@@ -9,6 +9,7 @@ import typer
 
 from stec.commands.screen import console, make_table, say
 from stec.commands.transfer_classification import classification
+from stec.commands.words import Words
 from stec.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="Trains an encoder further for another use, and scores it.")
@@ -19,10 +20,6 @@ Start = Annotated[
     typer.Argument(
         metavar="RUN", help="A run folder, an encoder's file, torchvision:NAME, torchvision:PATH (weights), or none."
     ),
-]
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe, and keys to change in it."),
 ]
 Out = Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE-RUN-seedN.")]
 Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Continue the transfer in this folder.")]

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from stec import config
+from stec.checking import Checks
 from stec.config import Config
-from stec.errors import UserError, nearest
+from stec.errors import UserError
 from stec.run import CONFIG, is_transfer
 
 FOLDER = "transfer"  # of these recipes, among all
@@ -145,21 +145,10 @@ _AT_LEAST = {
 
 def _check(given: TransferConfig) -> None:
     """Refuses values that make no sense."""
-
-    def value_of(key: str) -> Any:
-        value: Any = given
-        for name in key.split("."):
-            value = getattr(value, name)
-        return value
-
-    def require(holds: bool, key: str, wanted: str) -> None:
-        if not holds:
-            raise UserError(f"{key}={value_of(key)}: {wanted}")
-
-    for key, choices in _CHOICES.items():
-        require(value_of(key) in choices, key, nearest(str(value_of(key)), choices))
-    for key, least in _AT_LEAST.items():
-        require(value_of(key) >= least, key, f"must be at least {least}")
+    checks = Checks(given)
+    value_of, require = checks.value_of, checks.require
+    checks.require_choices(_CHOICES)
+    checks.require_at_least(_AT_LEAST)
     require(given.data.size % 32 == 0, "data.size", "must be a multiple of 32")
     for key in ("detection.sides", "detection.test_side"):
         sides = value_of(key) if key.endswith("s") else (value_of(key),)

@@ -1,0 +1,92 @@
+"""Commands that look at what runs have learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from stec.commands.screen import console, hint, show_list
+from stec.config import SOUND
+from stec.errors import UserError
+
+app = typer.Typer()
+
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")]
+Images = Annotated[int, typer.Option(min=2, help="How many images to look at.")]
+Seed = Annotated[int, typer.Option(min=0, help="Which images, which views of them, and UMAP's own chance.")]
+
+
+@app.command()
+def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
+    """Draws what runs have learnt: UMAP, class centroids, and what the manipulation model knows, in RUN/analysis."""
+    from stec.analysis.analyze import analyze as look
+    from stec.run import RunFolder
+
+    sound = [RunFolder.open(path).config().method in SOUND for path in runs]  # all, before the first is worked on
+    for path in (path for path, is_sound in zip(runs, sound, strict=True) if is_sound):
+        _analyze_sound(path, images, seed)
+    for path in (path for path, is_sound in zip(runs, sound, strict=True) if not is_sound):
+        with console.status(f"{path} ..."):
+            found = look(path, images, seed)
+        features, plane = found["centroids"]["features"], found["centroids"]["projection"]
+        relative = features["mean_shift"] / features["scale"]
+        known = [part for part in found["components"] if part["informative"]]
+        lines = {
+            "views from originals": f"{features['mean_shift']:.2f}, which is {relative:.2f} of the originals' spread; "
+            f"{plane['mean_shift']:.2f} in the {found['projection']} plane (mean over classes)",
+            "alignment": f"{found['alignment']:.3f}, uniformity {found['uniformity']:.2f}, "
+            f"effective rank {found['effective_rank']:.1f}",
+            "action": ", ".join(f"{c['name']} {c['accuracy']:.0f} % (guessing {c['chance']:.0f} %)" for c in known)
+            or "no manipulation model",
+        }
+        console.print(f"[bold]{escape(str(path))}[/bold]: {escape(found['method'])}", highlight=False, soft_wrap=True)
+        show_list(lines)
+        hint(f"figures and analysis.json are in {path / 'analysis'}")
+
+
+def _analyze_sound(path: Path, frames: int, seed: int) -> None:
+    from stec.audio.figures import write_figures
+    from stec.audio.study import study
+
+    with console.status(f"{path} ..."):
+        found = study(path, frames, seed)
+        write_figures(found, path / "analysis")
+    steps = ", ".join(f"{loss:.2f}" for loss in found.steps)
+    console.print(f"[bold]{escape(str(path))}[/bold]: {escape(found.config.method)}", highlight=False, soft_wrap=True)
+    console.print(f"loss per prediction step: {steps}", highlight=False, soft_wrap=True)
+    hint(f"figures are in {path / 'analysis'}")
+
+
+@app.command()
+def report(
+    runs: Runs,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page; default: RUN/report.html, or beside several runs.")
+    ] = None,
+    images: Images = 400,
+    seed: Seed = 0,
+) -> None:
+    """Writes one HTML page about runs: curves, tables, a map of their features, pairs of views, an action explorer."""
+    from stec.report.page import write_report
+    from stec.run import RunFolder, is_transfer
+
+    folders = [RunFolder.open(path) for path in runs]  # all, before the first is worked on
+    sound = [not is_transfer(folder.path) and folder.config().method in SOUND for folder in folders]
+    if any(sound) and not all(sound):
+        raise UserError("runs on images and runs on sound have nothing to share: make a page of each kind")
+    with console.status("looking ..."):
+        if all(sound):
+            from stec.audio.figures import write_page
+            from stec.audio.study import study
+
+            page = write_page([study(path, images, seed) for path in runs], runs, out)
+            missing: list[str] = []
+        else:
+            page, missing = write_report(runs, out, images, seed)
+    for note in missing:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    size = f"{page.stat().st_size / 1e6:.1f} MB"
+    console.print(f"{page}: {size}, opens in any browser", highlight=False, soft_wrap=True, markup=False)
