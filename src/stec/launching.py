@@ -59,6 +59,7 @@ def failing_together(fabric: Any) -> Iterator[None]:
                 _leave(store, rank)
             store.set(FAILED, str(2 if lost or isinstance(error, UserError) else 1))
         if lost:
+            atexit.register(_end_at_once)
             raise UserError("a process of this run has been lost, and all end; --resume continues the run") from error
         # The error is told at once, but this process ends after the others, which leave by themselves.
         linger = partial(_wait_for_others, store, others) if rank == 0 else partial(time.sleep, 10 * LOOK)
@@ -66,6 +67,13 @@ def failing_together(fabric: Any) -> Iterator[None]:
         raise
     finally:
         finished.set()
+
+
+def _end_at_once() -> None:
+    """Without taking the connections down: with a process gone, their threads may abort in the middle of that."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(2)
 
 
 def _watch(store: Any, rank: int, finished: threading.Event) -> None:

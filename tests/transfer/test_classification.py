@@ -122,8 +122,8 @@ def test_an_interrupted_classification_is_continued_and_another_refused(run):
         classified(run, *words, reporter=Stopping())
     reporter = Silent()
     found = classified(run, *words, reporter=reporter)
-    assert "resumed at epoch 1 of 2" in reporter.notes
-    assert "resumed at epoch 20 of 20" in reporter.notes
+    assert "resumed at epoch 1 of 2, step 4 of 8" in reporter.notes
+    assert "resumed at epoch 20 of 20, step 20 of 20" in reporter.notes
     assert [row["fine_tuned"] for row in found["rows"]] == [row["fine_tuned"] for row in expected["rows"]]
     with pytest.raises(UserError, match="fine-tuned with other settings"):
         classified(run)

@@ -45,7 +45,7 @@ def measured_speeds(book: Book) -> dict[Kind, list[Speed]]:
     speeds: dict[Kind, list[Speed]] = {}
     for run in book.runs.values():
         s, rate = run.settings, run.metric("views_per_second")
-        if rate and "task" not in s:
+        if rate and "views.size" in s:  # neither a transfer nor sound
             kind = _kind(
                 s["method"], s["encoder"], s["views.size"], s["batch_size"], bool(s.get("lambda_turn")), s["precision"]
             )

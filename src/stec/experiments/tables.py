@@ -25,14 +25,14 @@ NAMES = {
     "peak_memory_bytes": "GiB",
     "effective_rank": "feature rank",
     "embedding_rank": "embedding rank",
-    "phones_mfcc": "phones, MFCC",
-    "phones_untrained": "phones, untrained",
-    "phones_majority": "phones, most frequent",
+    "phones_mfcc": "MFCC",
+    "phones_untrained": "untrained",
+    "phones_majority": "most frequent",
     "phones_gain": "over untrained",
-    "speakers_mfcc": "speakers, MFCC",
-    "speakers_untrained": "speakers, untrained",
-    "speakers_majority": "speakers, most frequent",
-    "audio_seconds_per_second": "seconds of sound/s",
+    "speakers_mfcc": "MFCC",
+    "speakers_untrained": "untrained",
+    "speakers_majority": "most frequent",
+    "audio_seconds_per_second": "sound s/s",
 }
 NOTHING = "-"
 

@@ -55,7 +55,8 @@ def finished(tmp_path_factory):
 
 def test_a_run_has_what_runs_have_and_its_summary_what_a_table_needs(finished):
     folder, summary = finished
-    names = {"config.yaml", "metrics.jsonl", "checkpoint.pt", "encoder.safetensors", "summary.json"}
+    names = {"config.yaml", "metrics.jsonl", "checkpoint.pt", "checkpoint-previous.pt", "encoder.safetensors"}
+    names.add("summary.json")
     assert {path.name for path in folder.path.iterdir()} == names
     assert json.loads((folder.path / "summary.json").read_text()) == summary
     for probe in ("phones", "speakers"):
@@ -133,19 +134,17 @@ def test_the_loss_falls_and_probes_leave_the_method_as_it_was(sounds):
     assert task.method.training
 
 
-def test_an_interrupted_run_continues_bit_for_bit(tmp_path, monkeypatch):
+def test_an_interrupted_run_continues_bit_for_bit(tmp_path):
     whole, _ = _train(tmp_path / "whole", recipe="audio/stec-cpc-actions")
-    saved = RunFolder.save_encoder
 
-    def interrupt(self, *arguments):
-        saved(self, *arguments)
-        raise KeyboardInterrupt
+    class Interrupting(Silent):
+        def progress(self, progress):
+            if progress.step == 6:  # past the checkpoint of the first epoch
+                raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunFolder, "save_encoder", interrupt)
+    config = _config(recipe="audio/stec-cpc-actions")
     with pytest.raises(KeyboardInterrupt):
-        _train(tmp_path / "half", recipe="audio/stec-cpc-actions")
-    monkeypatch.undo()
-    (tmp_path / "half" / ".checkpoint.pt.part").rename(tmp_path / "half" / "checkpoint.pt")
+        pretrain(config, RunFolder.new(tmp_path / "half", "audio/stec-cpc-actions"), Interrupting())
     half, _ = _train(tmp_path / "half", resume=True)
     states = [torch.load(folder.checkpoint, weights_only=True)["model"] for folder in (whole, half)]
     assert states[0].keys() == states[1].keys()
