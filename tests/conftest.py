@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -10,14 +11,9 @@ from tiny_runs import Runner
 
 from stec import cli
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Small tensors are faster so, and tests do not depend on the number of cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+# Small tensors are faster so, and tests do not depend on the number of cores. The second is for processes they start.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture
