@@ -20,10 +20,9 @@ def result():
 def test_rates_and_their_ratios(result):
     assert [row["batch_size"] for row in result["rows"]] == [16, 32]
     for row in result["rows"]:
-        rounding = 2 / min(row["end_to_end"], row["ceiling"], row["without_manipulation"])  # of rates to whole numbers
-        assert row["of_ceiling"] == pytest.approx(row["end_to_end"] / row["ceiling"], rel=0.01 + rounding)
+        assert row["of_ceiling"] == pytest.approx(row["end_to_end"] / row["ceiling"], rel=0.01)
         cost = row["without_manipulation"] / row["end_to_end"] - 1
-        assert row["cost_of_manipulation"] == pytest.approx(cost, abs=0.01 + rounding)
+        assert row["cost_of_manipulation"] == pytest.approx(cost, abs=0.01)
         assert min(row["augmentation"], row["seconds_to_first_step"], row["peak_memory_bytes"]) > 0
         checkpoint = row["checkpoint"]
         assert checkpoint["bytes"] > 2e6
