@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from stec.config import SOUND, Config
 from stec.errors import UserError
 from stec.networks.encoders import create_encoder, library_module
-from stec.run import ENCODER, RunFolder, save_weights
+from stec.run import ENCODER, RunFolder, read_weights, save_weights
 from stec.views import Views
 
 
@@ -106,14 +105,7 @@ def load(path: str | Path) -> Encoder:
 
 def _read(path: Path, description: Description | None) -> Encoder:
     """The encoder in a file, which describes itself unless somebody else does."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such run folder or file")
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is no whole safetensors file, which encoders are kept in: {error}") from None
+    weights, metadata = read_weights(path)
     if description is None:
         try:
             description = Description.parse(metadata)

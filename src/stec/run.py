@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -146,6 +147,18 @@ def save_weights(path: Path, state: dict[str, Tensor], metadata: dict[str, str])
     """Writes tensors and words about them as a safetensors file."""
     with replacing(path) as part:
         part.write_bytes(save({k: v.detach().cpu().contiguous() for k, v in state.items()}, metadata))
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and words of a safetensors file. No code in it is run."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such run folder or file")
+    try:
+        with safe_open(path, "pt") as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+            return weights, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is no whole safetensors file, which encoders are kept in: {error}") from None
 
 
 def make_room(path: Path) -> None:

@@ -21,8 +21,6 @@ def sounds():
 @pytest.fixture(scope="session")
 def librispeech() -> Path:
     """A few files of LibriSpeech, in its layout, with their phones."""
-    pytest.importorskip("soundfile", reason="sound files need the extra `audio`")
-    pytest.importorskip("soxr", reason="sound files need the extra `audio`")
     root = Path(os.environ.get("STEC_FIXTURES", SHARED)) / "librispeech"
     if not root.is_dir():
         pytest.skip(f"no files of LibriSpeech at {root}")

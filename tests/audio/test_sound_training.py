@@ -297,14 +297,16 @@ def test_probed_features_are_the_contexts_of_the_last_epoch(finished):
     found = probes.probe(probes.network_features(network), sounds, split(sounds, 0.25), torch.device("cpu"))
     assert found.accuracies() == {"phones": summary["phones"], "speakers": summary["speakers"]}
     (folder.path / "text").write_text("no weights")
-    for path, message in ((folder.path / "text", "cannot be read"), (folder.path / "none", "no such file")):
+    for path, message in (
+        (folder.path / "text", "no whole safetensors file"),
+        (folder.path / "none", "no such run folder or file"),
+    ):
         with pytest.raises(UserError, match=message):
             load_network(path)
     (folder.path / "text").unlink()
 
 
 def test_figures_and_the_page_show_what_the_probe_measured(finished, stec, monkeypatch):
-    pytest.importorskip("matplotlib")
     monkeypatch.setattr("stec.audio.study.has_umap", lambda: False)  # which takes long; tests/analysis has it
     folder, summary = finished
     code, out, err = stec("analyze", str(folder.path), "--images", "60")

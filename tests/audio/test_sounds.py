@@ -6,6 +6,8 @@ import sys
 
 import numpy as np
 import pytest
+import soundfile
+import soxr
 import torch
 
 from stec.audio import files
@@ -22,12 +24,6 @@ CPU = torch.device("cpu")
 
 def _sine(seconds=0.5, rate=16_000, hertz=440.0, level=0.5):
     return level * np.sin(2 * np.pi * hertz * np.arange(int(seconds * rate)) / rate)
-
-
-@pytest.fixture
-def soundfile():
-    pytest.importorskip("soxr", reason="sound files need the extra `audio`")
-    return pytest.importorskip("soundfile", reason="sound files need the extra `audio`")
 
 
 # --- splits ---
@@ -95,7 +91,7 @@ def test_wrong_arrays_are_named(sounds, tmp_path):
 # --- files ---
 
 
-def test_files_of_any_rate_width_and_channels_become_one_kind(soundfile, tmp_path):
+def test_files_of_any_rate_width_and_channels_become_one_kind(tmp_path):
     """A tone stays the same tone, whatever it was stored as."""
     stereo = np.stack([_sine(rate=48_000, level=0.6), _sine(rate=48_000, level=0.2)], axis=1)
     (tmp_path / "ann").mkdir()
@@ -123,7 +119,7 @@ def test_files_of_any_rate_width_and_channels_become_one_kind(soundfile, tmp_pat
         ("text.wav", "Error"), ("zero.flac", "Error"), ("nan.wav", "no numbers"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_heard_is_unreadable(soundfile, tmp_path, name, reason):
+def test_what_cannot_be_heard_is_unreadable(tmp_path, name, reason):
     path = tmp_path / name
     content = {"empty.wav": [], "silent.wav": np.zeros(8000), "nan.wav": np.full(800, np.nan)}
     if name == "text.wav":
@@ -136,10 +132,10 @@ def test_what_cannot_be_heard_is_unreadable(soundfile, tmp_path, name, reason):
     if name.startswith("short"):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(UnreadableError, match=reason):
-        files.read(path, soundfile, sys.modules["soxr"])
+        files.read(path, soundfile, soxr)
 
 
-def test_a_few_unreadable_files_are_named_and_left_out_and_many_are_refused(soundfile, tmp_path, caplog):
+def test_a_few_unreadable_files_are_named_and_left_out_and_many_are_refused(tmp_path, caplog):
     for number in range(100):
         soundfile.write(tmp_path / f"{number:03d}.wav", _sine(0.05), 16_000)
     (tmp_path / "050.wav").write_bytes(b"")
@@ -158,7 +154,6 @@ def test_folders_without_sound_or_without_the_extra_are_named(tmp_path, monkeypa
     with pytest.raises(UserError, match=r"read with soundfile: pip install 'stec\[audio\]'"):
         open_folder(tmp_path, None, 1)
     monkeypatch.undo()
-    pytest.importorskip("soundfile", reason="sound files need the extra `audio`")
     with pytest.raises(UserError, match=r"holds no sound files: none of its files ends in .flac .wav .ogg"):
         open_folder(tmp_path, None, 1)
     with pytest.raises(UserError, match="no such folder"):
@@ -218,7 +213,7 @@ def test_labels_cover_every_whole_frame_or_are_of_another_recording():
     assert labels_of(aligned, 3200, ("A", "B")) is None
 
 
-def test_utterances_without_phones_are_named_and_kept(soundfile, tmp_path, caplog):
+def test_utterances_without_phones_are_named_and_kept(tmp_path, caplog):
     for name in ("a", "b"):
         soundfile.write(tmp_path / f"{name}.wav", _sine(0.1), 16_000)
     (tmp_path / "phones.txt").write_text("a 1600 dict AH:9\n")

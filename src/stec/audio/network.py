@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from stec.errors import UserError, nearest
-from stec.run import ENCODER
+from stec.run import ENCODER, read_weights
 
 RATE = 16_000  # samples per second of all that is heard here
 
@@ -159,15 +158,11 @@ def load(path: str | Path) -> Network:
     """Encoder and context of a run folder or of its `encoder.safetensors`, in evaluation mode; no code is run."""
     path = Path(path).expanduser()
     file = path / ENCODER if path.is_dir() else path
-    if not file.is_file():
-        raise UserError(f"{file}: no such file")
+    weights, about = read_weights(file)
     try:
-        with safe_open(file, "pt") as content:
-            about = content.metadata() or {}
-            weights = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 - it is no dictionary
         network = Network(about["encoder"], about["bidirectional"] == "True")
         network.load_state_dict(weights)
-    except (SafetensorError, OSError, RuntimeError) as error:
+    except RuntimeError as error:
         raise UserError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
     except KeyError:
         raise UserError(f"{file} holds no encoder of sound") from None

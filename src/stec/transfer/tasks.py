@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,13 +68,13 @@ class TransferTask(Task):
         settings = self.config.optimizer
         return settings.rate * warmup_steps_down(step, steps, self.warmup, settings.drops)
 
+    @abstractmethod
     def evaluate(self) -> dict[str, Any]:
         """Numbers for the summary, from all test images; the module is in evaluation mode."""
-        raise NotImplementedError
 
+    @abstractmethod
     def predict(self, scenes: Scenes) -> Any:
         """What is found in some scenes: boxes, or the class of every pixel."""
-        raise NotImplementedError
 
     def tests(self) -> Iterator[Scenes]:
         """All test images, in batches on the device."""
