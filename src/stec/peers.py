@@ -19,6 +19,7 @@ from stec.networks.encoders import create_encoder
 
 WARM_UP = 3  # steps that are not counted
 PREFETCH = 2  # batches that a worker keeps ready
+ROUNDS = 4  # batches of every worker that are measured at least: they come in bursts, about all of a round at once
 
 
 class _Pictures(Dataset[Any]):
@@ -92,13 +93,13 @@ def lightly_simclr(config: Config, batch_size: int, device: torch.device, second
     step(*(view.to(device) for view in next(batches)))  # compiles
     for _ in range(workers * PREFETCH):  # made meanwhile
         next(batches)
-    rates = {"loader": _rate(from_loader, batch_size, device, seconds)}
+    rates = {"loader": _rate(from_loader, batch_size, device, seconds, ROUNDS * workers)}
     first, second = (view.to(device) for view in last)
     rates["tensors"] = _rate(lambda: step(first, second), batch_size, device, seconds)
     return {name: round(rate) for name, rate in rates.items()}
 
 
-def _rate(step: Any, batch_size: int, device: torch.device, seconds: float) -> float:
+def _rate(step: Any, batch_size: int, device: torch.device, seconds: float, least: int = 1) -> float:
     def wait() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -107,7 +108,7 @@ def _rate(step: Any, batch_size: int, device: torch.device, seconds: float) -> f
         step()
     wait()
     begun, steps = time.perf_counter(), 0
-    while time.perf_counter() - begun < seconds:
+    while steps < least or time.perf_counter() - begun < seconds:
         step()
         steps += 1
         wait()

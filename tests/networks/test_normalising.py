@@ -18,7 +18,7 @@ def run_parity(what, **environment):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("what", ["operation", "basic"])
+@pytest.mark.parametrize("what", ["operation", "basic", "target"])
 def test_kernels_do_what_batch_norm_does(what):
     pytest.importorskip("triton", reason="PyTorch brings Triton on Linux alone")
     run_parity(what, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
@@ -26,7 +26,7 @@ def test_kernels_do_what_batch_norm_does(what):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("what", ["operation", "basic", "bottleneck"])
+@pytest.mark.parametrize("what", ["operation", "basic", "bottleneck", "target"])
 def test_kernels_do_what_batch_norm_does_on_a_gpu(what):
     run_parity(what)
 
@@ -41,5 +41,8 @@ def test_only_plain_batch_norms_in_training_are_taken_over(monkeypatch):
     assert not normalising.has_kernels(encoder.eval(), images)
     encoder.train()
     encoder.layer2[0].bn1.eval()  # frozen
+    assert not normalising.has_kernels(encoder, images)
+    encoder.train()
+    encoder.layer2[0].bn1.momentum = 0.0  # some remember and some do not
     assert not normalising.has_kernels(encoder, images)
     assert not normalising.has_kernels(nn.SyncBatchNorm.convert_sync_batchnorm(create_encoder("resnet18")), images)

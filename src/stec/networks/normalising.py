@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 CHANNELS = 64  # networks whose widths are no multiples of it take PyTorch's batch norm,
-MOMENTUM = 0.1  # and so do those whose norms remember faster or slower
+MOMENTUM = 0.1  # and so do those whose norms remember faster or slower, unless, in targets, they remember nothing
 TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -23,7 +23,8 @@ def has_kernels(network: ResNet, images: Tensor) -> bool:
     """Whether `features` can be called: compiled, in training, on one GPU."""
     if not (torch.compiler.is_compiling() and TRITON and _on_gpu(images) and network.training):
         return False
-    return all(_is_plain(norm) for norm in network.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm))
+    norms = [norm for norm in network.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm)]
+    return all(_is_plain(norm) for norm in norms) and len({norm.momentum for norm in norms}) == 1
 
 
 def _on_gpu(images: Tensor) -> bool:
@@ -33,7 +34,7 @@ def _on_gpu(images: Tensor) -> bool:
 def _is_plain(norm: nn.Module) -> bool:
     if type(norm) is not nn.BatchNorm2d:  # a synchronised one
         return False
-    return norm.training and norm.momentum == MOMENTUM and norm.num_features % CHANNELS == 0
+    return norm.training and norm.momentum in (MOMENTUM, 0.0) and norm.num_features % CHANNELS == 0
 
 
 def features(network: ResNet, x: Tensor) -> Tensor:
@@ -85,8 +86,9 @@ class _Norms:
         """Updates the running statistics."""
         with torch.no_grad():
             torch._foreach_add_([norm.num_batches_tracked for norm in self.norms], 1)
-            torch._foreach_lerp_([norm.running_mean for norm in self.norms], self.means, MOMENTUM)
-            torch._foreach_lerp_([norm.running_var for norm in self.norms], self.variances, MOMENTUM)
+            if all(norm.momentum for norm in self.norms):
+                torch._foreach_lerp_([norm.running_mean for norm in self.norms], self.means, MOMENTUM)
+                torch._foreach_lerp_([norm.running_var for norm in self.norms], self.variances, MOMENTUM)
 
 
 class _Norm(torch.autograd.Function):
