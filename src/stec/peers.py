@@ -40,6 +40,9 @@ class _Pictures(Dataset[Any]):
 def lightly_simclr(config: Config, batch_size: int, device: torch.device, seconds: float) -> dict[str, float]:
     """Views per second of SimCLR made of lightly's transform, head and loss, with our encoder, SGD and a DataLoader.
 
+    The transform is that of lightly's own example on CIFAR-10, so it ends with a normalisation, which ours leaves to
+    the encoder; jitter and blur are those of the config.
+
     Returns:
         `loader`: end to end, one worker process per core. `tensors`: the same steps on views that lie on the device
         already, so without any augmentation.
@@ -56,7 +59,6 @@ def lightly_simclr(config: Config, batch_size: int, device: torch.device, second
         input_size=views.size,
         cj_strength=views.jitter[0] / 0.8,
         gaussian_blur=views.blur,
-        normalize=None,
     )
     workers = os.cpu_count() or 1
     loader: DataLoader[Any] = DataLoader(
