@@ -63,17 +63,17 @@ def check_encoder(block, stem, side, target=False):
         z.backward(gradient)
     norm_kernels.forward = forward
     assert len(calls) == sum(isinstance(module, nn.BatchNorm2d) for module in theirs.modules())
-    tolerance = 1e-2 if CUDA else 1e-3  # TF32
     far = {"y": (y, z)}
     if not target:
         far |= {n: (p.grad, theirs.get_parameter(n).grad) for n, p in ours.named_parameters()}
     far |= {n: (b.float(), theirs.get_buffer(n).float()) for n, b in ours.named_buffers()}
     distances = {name: ((a - b).norm() / b.norm().clamp(min=1e-12)).item() for name, (a, b) in far.items()}
-    assert max(distances.values()) < tolerance, distances
+    assert max(distances.values()) < 1e-3, distances
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = False  # its rounding turns ReLUs over, and with them gradients, by percents
     norm_kernels.MEASURING, norm_kernels.ADDING, norm_kernels.TILES = 4, 4, 2  # several turns even of a small image
     if sys.argv[1] == "operation":
         for relu, residual, shared in ((1, 1, 1), (1, 1, 0), (1, 0, 1), (1, 0, 0), (0, 0, 0)):
