@@ -16,6 +16,18 @@ def compiles(choice: str, device: torch.device) -> bool:
     return choice in ("always", "tuned") or (choice == "auto" and device.type == "cuda")
 
 
+def start_compilers(choice: str, device: torch.device) -> None:
+    """Starts the processes that compile kernels for a GPU, where a run will need them.
+
+    By itself PyTorch starts them when it has kernels for them; until they are there, which takes many seconds, it
+    compiles one kernel after the other by itself. So they start while data are loaded and networks are made.
+    """
+    if device.type == "cuda" and compiles(choice, device):
+        from torch._inductor.async_compile import maybe_warm_pool
+
+        maybe_warm_pool()
+
+
 def compile_network(network: nn.Module, choice: str) -> None:
     """Compiles it in place, when it is called first; for every shape of its inputs anew."""
     # So that what has gradients of its own, as `stec.networks.normalising` has, is found in the compile cache again.

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from stec import data
 from stec.checkpoint import to_host
-from stec.compiling import compiles
+from stec.compiling import compiles, start_compilers
 from stec.config import SOUND, Config, DataConfig
 from stec.data import DataSet
 from stec.encoder import Description
@@ -85,6 +85,7 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     config = dataclasses.replace(config, manipulation=fix_settings(config.method, config.manipulation))
     check_pairing(config)
     fabric = make_fabric(config)
+    start_compilers(config.compile, fabric.device)
     if not fabric.is_global_zero:
         reporter = Nobody()
         logging.getLogger("stec").setLevel(logging.WARNING)  # what all have to say, the first does

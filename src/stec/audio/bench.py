@@ -27,13 +27,12 @@ from stec.reporter import Nobody
 from stec.run import RunFolder
 
 
-def measure(config: Config, fabric: Fabric, seconds: float, profile: bool) -> dict[str, Any]:
-    """A row of `stec.bench.bench`, in seconds of sound per second."""
+def measure(config: Config, fabric: Fabric, begun: float, seconds: float, profile: bool) -> dict[str, Any]:
+    """A row of `stec.bench.bench`, in seconds of sound per second; its clock was started at `begun`."""
     device = fabric.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     sounds = _noise(config)
-    begun = time.perf_counter()
     main = _loop(config, fabric, sounds)
     batch = next(main.task.batches(torch.arange(config.batch_size), config.batch_size))
     main.train(batch)

@@ -15,6 +15,7 @@ from stec.audio.method import Method
 from stec.audio.network import RATE, Network
 from stec.audio.sounds import Sounds, Split, split
 from stec.audio.windows import Pieces, Windows
+from stec.compiling import start_compilers
 from stec.config import Config
 from stec.engine import Fabric, Loop, Task, make_fabric
 from stec.optim import warmup_cosine
@@ -25,6 +26,7 @@ from stec.run import RunFolder
 def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool = False) -> dict[str, Any]:
     """As `stec.training.pretrain`, which calls it for the methods that learn from sound."""
     fabric = make_fabric(config)
+    start_compilers(config.compile, fabric.device)
     if not fabric.is_global_zero:
         reporter = Nobody()
     about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
