@@ -16,6 +16,7 @@ from tiny_runs import TINY
 from train_elsewhere import finish, train_and_keep
 
 from stec.launching import launched
+from stec.run import RunFolder
 from stec.views import Views
 
 # Steps so small that rounding stays rounding; batches that do not divide by two; all that is random.
@@ -125,3 +126,28 @@ def test_a_process_that_is_killed_ends_all(tmp_path):
     assert told.count("stec:") == 1
     assert "a process of this run has been lost" in told
     assert "Traceback" not in told
+
+
+def test_torchrun_begins_again_where_a_killed_process_left_off(tmp_path):
+    """Two runs side by side; one of them loses a process, and torchrun starts both of its processes anew."""
+    words = [*TINY, "epochs=12", "checkpoint_minutes=0", "device=cpu"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    mains = {}
+    for name in ("whole", "killed"):
+        command = [*launcher, "--standalone", "-m", "stec", "pretrain", *words]
+        command += ["--out", str(tmp_path / name), "--resume", "auto"]
+        mains[name] = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    kept, until = tmp_path / "killed" / "checkpoint-previous.pt", time.monotonic() + 240
+    while not kept.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    pid = mains["killed"].pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    told = {name: main.communicate(timeout=240)[1] for name, main in mains.items()}
+    assert [main.returncode for main in mains.values()] == [0, 0], told
+    assert "Traceback" not in told["killed"]
+    runs = {name: RunFolder.open(tmp_path / name) for name in mains}
+    steps = {name: [record["step"] for record in run.metrics()] for name, run in runs.items()}
+    assert steps["killed"] == steps["whole"]
+    states = {name: torch.load(run.checkpoint, weights_only=True)["model"] for name, run in runs.items()}
+    torch.testing.assert_close(states["killed"], states["whole"], rtol=0, atol=0)

@@ -22,7 +22,7 @@ from stec.compiling import compile_network, compiles
 from stec.errors import Stopped, UserError
 from stec.faults import explained
 from stec.interruption import Interruption
-from stec.launching import launched
+from stec.launching import launched, meet_again
 from stec.networks.synchrony import synchronise_batch_norms
 from stec.processes import known_shares, shares
 from stec.replay import Replay
@@ -53,6 +53,7 @@ def make_fabric(config: Settings) -> Fabric:
         precision="bf16-mixed" if bf16 else "32-true",
         plugins=[] if started else [LightningEnvironment()],
     )
+    meet_again("nccl" if cuda else "gloo")
     fabric.launch()
     return fabric
 

@@ -34,6 +34,18 @@ def launched() -> tuple[int, int] | None:
     return None
 
 
+def meet_again(backend: str) -> None:
+    """Lets processes that torchrun has started once more find each other.
+
+    Its store still holds what their predecessors wrote there, addresses for one; so they take a part of it that is new.
+    """
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if launched() is None or again == "0" or dist.is_initialized():
+        return
+    store, rank, world = next(dist.rendezvous("env://"))
+    dist.init_process_group(backend, store=dist.PrefixStore(again, store), rank=rank, world_size=world)
+
+
 @contextmanager
 def failing_together(fabric: Any) -> Iterator[None]:
     """Within, an error in one process ends all: it is raised there, and the others leave in silence.
