@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -91,6 +92,30 @@ def test_who_has_started_the_processes(monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "12"}.items():
         monkeypatch.setenv(name, value)
     assert launched() == (4, 3)
+
+
+def test_slurm_and_torchrun_on_two_machines_make_the_same_run(tmp_path):
+    """Both on this machine alone: as srun would start two processes, and as two machines would start one each."""
+    train = ["-m", "stec", "pretrain", *TINY, "device=cpu"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"localhost:{free.getsockname()[1]}"
+    agent = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    agent += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "5"]
+    job = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_NODELIST": "localhost"}
+    job |= {"SLURM_JOB_NAME": "train", "SLURM_JOB_ID": "4711", "SLURM_NODEID": "0"}
+    mains = []
+    for rank in ("0", "1"):
+        started = {"torchrun": (agent, {}), "slurm": ([], job | {"SLURM_PROCID": rank, "SLURM_LOCALID": rank})}
+        for name, (words, variables) in started.items():
+            command = [sys.executable, *words, *train, "--out", str(tmp_path / name)]
+            mains.append(subprocess.Popen(command, env=ENVIRONMENT | variables, stderr=subprocess.PIPE, text=True))
+    told = [main.communicate(timeout=240)[1] for main in mains]
+    assert [main.returncode for main in mains] == [0] * 4, told
+    runs = [RunFolder.open(tmp_path / name) for name in ("torchrun", "slurm")]
+    assert [run.summary()["processes"] for run in runs] == [2, 2]
+    one, other = (torch.load(run.checkpoint, weights_only=True)["model"] for run in runs)
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_an_error_in_one_process_ends_all_with_one_message(tmp_path):
