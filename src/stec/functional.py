@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 BLOCK_ENTRIES = 2**26  # similarities held at once, 256 MiB: those of 8,192 views; beyond, a block of rows at a time
+ALL = slice(None)
 
 
 class Contrast(NamedTuple):
@@ -35,7 +37,9 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float = 0.5, block: int 
     return contrast_pairs(first, second, temperature, block).loss
 
 
-def contrast_pairs(first: Tensor, second: Tensor, temperature: float, block: int | None = None) -> Contrast:
+def contrast_pairs(
+    first: Tensor, second: Tensor, temperature: float, block: int | None = None, own: slice = ALL
+) -> Contrast:
     """`nt_xent` and its accuracy.
 
     Args:
@@ -44,29 +48,28 @@ def contrast_pairs(first: Tensor, second: Tensor, temperature: float, block: int
         temperature: tau.
         block: how many rows of the (2B, 2B) similarities are held at once; the rest is computed again in the backward
             pass, so that memory grows with B and not with its square. Chosen by size if left out.
+        own: the b pairs to average over, by 2b rows of the similarities; the others are candidates alone.
     """
     with torch.autocast(first.device.type, enabled=False):  # it would compute the similarities in bfloat16
-        z = _directions(first, second)  # (2B, D)
-        return _contrast(z, z, z, temperature, 0.0, block)
+        candidates = _directions(first, second)  # (2B, D)
+        z = _own(candidates, own)  # (2b, D)
+        return _contrast(z, candidates, z, temperature, 0.0, block, own)
 
 
 def contrast_small(
-    small: Tensor, first: Tensor, second: Tensor, temperature: float, block: int | None = None
+    small: Tensor, first: Tensor, second: Tensor, temperature: float, block: int | None = None, own: slice = ALL
 ) -> Tensor:
     """The loss of small views s, l(s, x') + l(s, x), averaged over images.
 
     s takes the place of x, and picks x' out of the large views of all images but x; then that of x'.
 
     Args:
-        small: (B, D) projections of s.
-        first: (B, D) projections of x.
-        second: (B, D) projections of x'.
-        temperature: tau.
-        block: see `contrast_pairs`.
+        small: (b, D) projections of s, of the images `own`.
+        first: as the rest, see `contrast_pairs`.
     """
     with torch.autocast(first.device.type, enabled=False):
-        z = _directions(first, second)  # (2B, D)
-        return _contrast(_directions(small, small), z, z, temperature, 0.0, block).loss
+        z, candidates = _directions(small, small), _directions(first, second)  # (2b, D), (2B, D)
+        return _contrast(z, candidates, z, temperature, 0.0, block, own).loss
 
 
 def relic(
@@ -77,6 +80,7 @@ def relic(
     temperature: float = 0.5,
     alpha: float = 1.0,
     block: int | None = None,
+    own: slice = ALL,
 ) -> Contrast:
     """ReLIC's loss (Mitrovic et al. 2021), both directions summed, averaged over pairs, and its accuracy.
 
@@ -90,17 +94,18 @@ def relic(
     the two distributions are laid side by side. Without alpha and with t = z this is `nt_xent`.
 
     Args:
-        first: (B, D) projections of x.
-        second: (B, D) projections of x'.
+        first: (b, D) projections of x, of the pairs `own`.
+        second: (b, D) projections of x'.
         first_target: (B, D) what the target network makes of x. The targets get no gradient.
         second_target: (B, D) what it makes of x'.
         temperature: tau.
         alpha: weight of the invariance term.
         block: see `contrast_pairs`.
+        own: which b of the B pairs to average over.
     """
     with torch.autocast(first.device.type, enabled=False):
-        z, targets = _directions(first, second), _directions(first_target, second_target).detach()  # (2B, D)
-        return _contrast(z, targets, z, temperature, alpha, block)
+        z, targets = _directions(first, second), _directions(first_target, second_target).detach()  # (2b, D), (2B, D)
+        return _contrast(z, targets, z, temperature, alpha, block, own)
 
 
 def relic_small(
@@ -112,18 +117,19 @@ def relic_small(
     temperature: float = 0.5,
     alpha: float = 1.0,
     block: int | None = None,
+    own: slice = ALL,
 ) -> Tensor:
     """The loss of small views s, which take the place of x, then of x', in `relic`, averaged over images.
 
         loss(s) = -log p(x' | s) + alpha KL(stopgrad p( . | x') ; p( . | s)), and the same with x in the place of x'
 
     Args:
-        small: (B, D) projections of s.
+        small: (b, D) projections of s.
         first: as the rest, see `relic`.
     """
     with torch.autocast(first.device.type, enabled=False):
-        z, targets = _directions(first, second), _directions(first_target, second_target).detach()  # (2B, D)
-        return _contrast(_directions(small, small), targets, z, temperature, alpha, block).loss
+        z, targets = _directions(first, second), _directions(first_target, second_target).detach()  # (2b, D), (2B, D)
+        return _contrast(_directions(small, small), targets, z, temperature, alpha, block, own).loss
 
 
 def _directions(first: Tensor, second: Tensor) -> Tensor:
@@ -131,57 +137,60 @@ def _directions(first: Tensor, second: Tensor) -> Tensor:
     return F.normalize(torch.cat([first, second]).float(), dim=1)
 
 
+def _own(views: Tensor, own: slice) -> Tensor:
+    """Both views of these pairs, out of those of all. (2B, ...) -> (2b, ...)"""
+    return views.unflatten(0, (2, -1))[:, own].flatten(0, 1)
+
+
 def _contrast(
-    z: Tensor, candidates: Tensor, partners: Tensor, temperature: float, alpha: float, block: int | None
+    z: Tensor, candidates: Tensor, partners: Tensor, temperature: float, alpha: float, block: int | None, own: slice
 ) -> Contrast:
-    """Every view (2B, D) picks its partner out of the candidates (2B, D), all but the one in its own row.
+    """Every view (2b, D) of the pairs `own` picks its partner out of the candidates (2B, D), all but that in its place.
 
-    With alpha, it should do so as its partner does, one of the other half of `partners` (2B, D).
+    With alpha, it should do so as its partner does, one of the other half of `partners` (2b, D).
     """
-    views = len(z)
-    block = block or _block(views, views)
-    loss, hits = z.new_zeros(()), z.new_zeros(())
-    for start in range(0, views, block):
-        rows = (z, candidates, partners, start, min(start + block, views), temperature, alpha)
-        part = _contrast_rows(*rows) if block >= views else _again(_contrast_rows, *rows)
+    places = _own(torch.arange(len(candidates), device=z.device), own)  # (2b,)
+    theirs = partners.detach().roll(len(z) // 2, dims=0) if alpha else z
+    loss, accuracy = _by_rows(_contrast_rows, (z, theirs, places), block, candidates, temperature, alpha)
+    return Contrast(2 * loss, accuracy)
+
+
+def _by_rows(
+    function: Callable[..., Any], rows: tuple[Tensor, ...], block: int | None, candidates: Tensor, *settings: float
+) -> Contrast:
+    """A function's sums over rows, a block of them at a time, by the number of all.
+
+    Unless one block has all, what the gradient needs is computed again in the backward pass instead of being kept.
+    """
+    length = len(rows[0])
+    block = block or max(1, BLOCK_ENTRIES // len(candidates))
+    again = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
+    loss, hits = candidates.new_zeros(()), candidates.new_zeros(())
+    for some in zip(*(each.split(block) for each in rows), strict=True):
+        part = (function if block >= length else again)(*some, candidates, *settings)
         loss, hits = loss + part[0], hits + part[1]
-    return Contrast(2 * loss / views, hits / views)
-
-
-def _again(function: Callable[..., tuple[Tensor, Tensor]], *arguments: Any) -> tuple[Tensor, Tensor]:
-    """The function's value; what its gradient needs is computed again in the backward pass instead of being kept."""
-    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-
-
-def _block(rows: int, columns: int) -> int:
-    """How many of the rows to hold at once: all, if the whole matrix is small enough."""
-    return rows if rows * columns <= BLOCK_ENTRIES else max(1, BLOCK_ENTRIES // columns)
+    return Contrast(loss / length, hits / length)
 
 
 def _contrast_rows(
-    z: Tensor, candidates: Tensor, partners: Tensor, start: int, stop: int, temperature: float, alpha: float
+    z: Tensor, partners: Tensor, places: Tensor, candidates: Tensor, temperature: float, alpha: float
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the losses of the views from `start` to `stop`, and how many of them find their partner."""
-    row = torch.arange(start, stop, device=z.device)
-    partner = (row + len(z) // 2) % len(z)
-    logits = z[start:stop] @ candidates.mT / temperature  # (rows, 2B)
-    logits = logits.scatter(1, row[:, None], float("-inf"))  # a view is not a candidate for itself
+    """Sum of the losses of some views, with their places among the candidates, and how many find their partner."""
+    partner = (places + len(candidates) // 2) % len(candidates)
+    logits = z @ candidates.mT / temperature  # (rows, 2B)
+    logits = logits.scatter(1, places[:, None], float("-inf"))  # a view is not a candidate for itself
     hits = (logits.detach().argmax(dim=1) == partner).sum()
     loss = F.cross_entropy(logits, partner, reduction="sum")
     if alpha:
-        loss = loss + alpha * _divergence(logits, partners, candidates, row, partner, temperature)
+        theirs = (partners @ candidates.mT / temperature).detach()  # (rows, 2B)
+        loss = loss + alpha * _divergence(logits, theirs, places[:, None], partner[:, None])
     return loss, hits
 
 
-def _divergence(
-    logits: Tensor, partners: Tensor, candidates: Tensor, row: Tensor, partner: Tensor, temperature: float
-) -> Tensor:
-    """Sum over rows of KL(stopgrad p( . | partner) ; p( . | view)), the partner's candidates in the view's order."""
-    own = row[:, None]
-    with torch.no_grad():
-        theirs = partners[partner] @ candidates.mT / temperature  # (rows, 2B)
-        theirs = theirs.scatter(1, partner[:, None], theirs.gather(1, own))  # the view stands where its partner does
-        theirs = theirs.scatter(1, own, float("-inf")).log_softmax(dim=1)
+def _divergence(logits: Tensor, theirs: Tensor, own: Tensor, partner: Tensor) -> Tensor:
+    """Sum over rows of KL(p( . | partner) ; p( . | view)), the partner's candidates in the view's order."""
+    theirs = theirs.scatter(1, partner, theirs.gather(1, own))  # the view stands where its partner does
+    theirs = theirs.scatter(1, own, float("-inf")).log_softmax(dim=1)
     difference = (theirs - logits.log_softmax(dim=1)).scatter(1, own, 0.0)  # there, both have probability 0
     return (theirs.exp() * difference).sum()
 
@@ -202,13 +211,7 @@ def info_nce(
     """
     with torch.autocast(queries.device.type, enabled=False):
         q, k, n = (F.normalize(x.float(), dim=1) for x in (queries, keys.detach(), negatives.detach()))
-        block = block or _block(len(q), len(n))
-        loss, hits = q.new_zeros(()), q.new_zeros(())
-        for some in zip(q.split(block), k.split(block), strict=True):
-            rows = (*some, n, temperature)
-            part = _query_rows(*rows) if block >= len(q) else _again(_query_rows, *rows)
-            loss, hits = loss + part[0], hits + part[1]
-    return Contrast(loss / len(q), hits / len(q))
+        return _by_rows(_query_rows, (q, k), block, n, temperature)
 
 
 def _query_rows(queries: Tensor, keys: Tensor, negatives: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -237,16 +240,17 @@ def byol(first: Tensor, second: Tensor, first_target: Tensor, second_target: Ten
 
 
 @torch.no_grad()
-def target_accuracy(first: Tensor, second: Tensor, first_target: Tensor, second_target: Tensor) -> Tensor:
+def target_accuracy(
+    first: Tensor, second: Tensor, first_target: Tensor, second_target: Tensor, own: slice = ALL
+) -> Tensor:
     """The share of views whose partner's target is the most similar of all targets but their own: 0 to 1.
 
     Args:
-        first: (B, D) projections or predictions of x.
-        second: (B, D) those of x'.
-        first_target: (B, D) targets of x.
-        second_target: (B, D) targets of x'.
+        first: (b, D) projections or predictions of x.
+        second: (b, D) those of x'.
+        first_target: (B, D) targets of x, as the rest, see `relic`.
     """
-    return relic(first, second, first_target, second_target, alpha=0.0).accuracy
+    return relic(first, second, first_target, second_target, alpha=0.0, own=own).accuracy
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stec.functional import contrast_pairs
+from stec.functional import ALL, contrast_pairs
 
 VARIANCE_EPSILON = 1e-4  # added to VICReg's variances, as in its code
 CORRELATION_EPSILON = 1e-5  # added to Barlow Twins' variances: that of a batch norm, as in its code
@@ -114,6 +114,9 @@ def gaussian(first: Tensor, second: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def partner_accuracy(first: Tensor, second: Tensor) -> Tensor:
-    """The share of the views (B, D), (B, D) whose partner is the most similar (cosine) of all others: 0 to 1."""
-    return contrast_pairs(first, second, temperature=1.0).accuracy
+def partner_accuracy(first: Tensor, second: Tensor, own: slice = ALL) -> Tensor:
+    """The share of the views (B, D), (B, D) whose partner is the most similar (cosine) of all others: 0 to 1.
+
+    Of the pairs `own`, if they are not all.
+    """
+    return contrast_pairs(first, second, temperature=1.0, own=own).accuracy

@@ -1,8 +1,11 @@
 """What processes that train together exchange: rows, sums and means, with gradient.
 
-Every process computes the loss of the whole batch. A gradient that comes back through an exchange is the sum over
-processes; averaging parameter gradients over processes, as DDP does, makes it that of one process with all rows. The
-processes may have different numbers of rows. Where there is one process, nothing is exchanged and nothing is computed.
+Every process has the loss L of the whole batch, and a gradient that comes back through an exchange is the sum over
+processes: with W of them, W times that of L. Averaging parameter gradients over processes, as DDP does, makes it that
+of one process with all rows. It makes no difference whether each computes L from all rows, or the part L_p of its own
+rows, and L is their total: this hands the sum of W ones back, and W dL_p/dz, summed over p where z was gathered, is
+W dL/dz. The processes may have different numbers of rows. Where there is one process, nothing is exchanged and nothing
+is computed.
 """
 
 from __future__ import annotations
@@ -58,6 +61,12 @@ def rows_of_all(rows: int) -> list[int]:
     told = torch.empty(world, dtype=torch.long, device=device)
     dist.all_gather_into_tensor(told, torch.tensor([rows], device=device))
     return told.tolist()
+
+
+def own_rows(rows: int) -> slice:
+    """Where the rows of this process, so many, stand among those of all: what `gather` makes of them."""
+    start = sum(rows_of_all(rows)[: processes()[0]])
+    return slice(start, start + rows)
 
 
 def gather(rows: Tensor, lengths: Sequence[int] | None = None) -> Tensor:

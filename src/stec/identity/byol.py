@@ -11,7 +11,7 @@ from stec.config import IdentityConfig
 from stec.functional import byol, target_accuracy
 from stec.identity.interface import IdentityOutput, TargetIdentity
 from stec.networks.heads import projector
-from stec.processes import average, gather
+from stec.processes import average, gather, own_rows
 from stec.views import ViewBatch
 
 
@@ -30,9 +30,10 @@ class BYOL(TargetIdentity):
         projections = self.projector(features)
         first, second = self.predictor(projections).float().chunk(2)
         targets = self.target(batch.images).float().chunk(2)
-        accuracy = target_accuracy(*(gather(half.detach()) for half in (first, second, *targets)))
+        first_target, second_target = (gather(half) for half in targets)
+        accuracy = target_accuracy(first, second, first_target, second_target, own_rows(len(first)))
         loss = average(byol(first, second, *targets), len(first))
-        return IdentityOutput(loss, accuracy, projections, targets)
+        return IdentityOutput(loss, average(accuracy, len(first)), projections, targets)
 
     def queries(self, features: Tensor) -> Tensor:
         """The predictions."""

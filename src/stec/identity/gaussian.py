@@ -12,7 +12,7 @@ from stec.config import IdentityConfig
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import projector
 from stec.noncontrastive import gaussian, partner_accuracy
-from stec.processes import average, gather
+from stec.processes import average, gather, own_rows
 from stec.views import ViewBatch
 
 
@@ -32,8 +32,8 @@ class Gaussian(Identity):
         projections = self.queries(features)
         first, second = projections.chunk(2)
         loss = average(gaussian(first, second), len(first))
-        accuracy = partner_accuracy(gather(first.detach()), gather(second.detach()))
-        return IdentityOutput(loss, accuracy, projections, (first, second))
+        accuracy = partner_accuracy(gather(first.detach()), gather(second.detach()), own_rows(len(first)))
+        return IdentityOutput(loss, average(accuracy, len(first)), projections, (first, second))
 
     def queries(self, features: Tensor) -> Tensor:
         """The projections."""

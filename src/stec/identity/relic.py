@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stec.config import IdentityConfig
 from stec.functional import relic, relic_small
 from stec.identity.interface import IdentityOutput, TargetIdentity
-from stec.processes import gather
+from stec.processes import average, gather, own_rows
 from stec.views import ViewBatch
 
 
@@ -18,7 +18,8 @@ class ReLIC(TargetIdentity):
     """Each view picks its partner out of the target's views of all images; both views should assign alike.
 
     In one direction, -log p(x' | x) + alpha KL(stopgrad p( . | x') ; p( . | x)); `stec.functional.relic` has the
-    definitions. Candidates are gathered over all processes. The projector has no batch norm on its output.
+    definitions. Candidates are gathered over all processes, without gradient; each computes its own rows. The
+    projector has no batch norm on its output.
     """
 
     def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
@@ -28,10 +29,11 @@ class ReLIC(TargetIdentity):
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """(2B, D) -> loss and accuracy."""
         projections = self.queries(features)
-        first, second = (gather(half) for half in projections.chunk(2))
+        first, second = projections.chunk(2)
         first_target, second_target = (gather(half) for half in self.target(batch.images).float().chunk(2))
-        contrast = relic(first, second, first_target, second_target, self.temperature, self.alpha)
-        return IdentityOutput(*contrast, projections, (first, second, first_target, second_target))
+        pairs, keys = len(first), (first, second, first_target, second_target)
+        loss, accuracy = relic(*keys, self.temperature, self.alpha, own=own_rows(pairs))
+        return IdentityOutput(average(loss, pairs), average(accuracy, pairs), projections, keys)
 
     def queries(self, features: Tensor) -> Tensor:
         """The projections."""
@@ -40,5 +42,6 @@ class ReLIC(TargetIdentity):
     def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
         """A small view picks its partners out of what the target makes of large ones, and assigns as they do."""
         first, second, first_target, second_target = keys
-        small = gather(queries)
-        return relic_small(small, first, second, first_target, second_target, self.temperature, self.alpha)
+        own = own_rows(len(queries))
+        loss = relic_small(queries, first, second, first_target, second_target, self.temperature, self.alpha, own=own)
+        return average(loss, len(queries))

@@ -8,12 +8,12 @@ from stec.config import IdentityConfig
 from stec.functional import contrast_pairs, contrast_small
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import projector
-from stec.processes import gather
+from stec.processes import average, gather, own_rows
 from stec.views import ViewBatch
 
 
 class SimCLR(Identity):
-    """NT-Xent over the 2B views of the batch, gathered over all processes with gradient."""
+    """NT-Xent over the 2B views of the batch, gathered over all processes with gradient; each computes its own rows."""
 
     def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
         super().__init__(encoder, config)
@@ -24,7 +24,9 @@ class SimCLR(Identity):
         """(2B, D) -> loss and accuracy."""
         projections = self.queries(features)
         first, second = (gather(half) for half in projections.chunk(2))
-        return IdentityOutput(*contrast_pairs(first, second, self.temperature), projections, (first, second))
+        pairs = len(projections) // 2
+        loss, accuracy = contrast_pairs(first, second, self.temperature, own=own_rows(pairs))
+        return IdentityOutput(average(loss, pairs), average(accuracy, pairs), projections, (first, second))
 
     def queries(self, features: Tensor) -> Tensor:
         """The projections."""
@@ -33,4 +35,5 @@ class SimCLR(Identity):
     def small_loss(self, queries: Tensor, keys: tuple[Tensor, ...]) -> Tensor:
         """The partner of a small view is picked out among the large ones."""
         first, second = keys
-        return contrast_small(gather(queries), first, second, self.temperature)
+        own = own_rows(len(queries))
+        return average(contrast_small(queries, first, second, self.temperature, own=own), len(queries))

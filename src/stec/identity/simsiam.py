@@ -8,7 +8,7 @@ from stec.config import IdentityConfig
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import mlp, projector
 from stec.noncontrastive import partner_accuracy, simsiam
-from stec.processes import average, gather
+from stec.processes import average, gather, own_rows
 from stec.views import ViewBatch
 
 
@@ -30,8 +30,8 @@ class SimSiam(Identity):
         first, second = projections.chunk(2)
         first_prediction, second_prediction = self.predictor(projections).chunk(2)
         loss = average(simsiam(first_prediction, second_prediction, first, second), len(first))
-        accuracy = partner_accuracy(gather(first.detach()), gather(second.detach()))
-        return IdentityOutput(loss, accuracy, projections, (first, second))
+        accuracy = partner_accuracy(gather(first.detach()), gather(second.detach()), own_rows(len(first)))
+        return IdentityOutput(loss, average(accuracy, len(first)), projections, (first, second))
 
     def queries(self, features: Tensor) -> Tensor:
         """The predictions."""

@@ -8,7 +8,7 @@ from stec.config import IdentityConfig
 from stec.identity.interface import Identity, IdentityOutput
 from stec.networks.heads import expander
 from stec.noncontrastive import partner_accuracy, vicreg
-from stec.processes import gather
+from stec.processes import average, gather, own_rows
 from stec.views import ViewBatch
 
 
@@ -24,8 +24,9 @@ class VICReg(Identity):
         """(2B, D) -> loss and accuracy."""
         embeddings = self.queries(features)
         first, second = (gather(half) for half in embeddings.chunk(2))
-        loss, accuracy = vicreg(first, second, *self.weights), partner_accuracy(first, second)
-        return IdentityOutput(loss, accuracy, embeddings, (first, second))
+        pairs = len(embeddings) // 2
+        accuracy = average(partner_accuracy(first, second, own_rows(pairs)), pairs)
+        return IdentityOutput(vicreg(first, second, *self.weights), accuracy, embeddings, (first, second))
 
     def queries(self, features: Tensor) -> Tensor:
         """The embeddings."""
