@@ -1,4 +1,4 @@
-"""An identity model in two real processes, and in one that has all their rows."""
+"""An identity model in several real processes, and in one that has all their rows."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.flop_counter import FlopCounterMode
 
+from stec import functional
 from stec.config import IdentityConfig
 from stec.identity import IDENTITIES
 from stec.views import ViewBatch
 
 PAIRS, PIXELS, DIM, PROCESSES = 6, 10, 8, 2  # pairs of each process
+EVEN = (PAIRS,) * PROCESSES
 
 
 class Model(nn.Module):
     """A linear encoder and the identity model of that name, on rows of pixels.
 
-    "moco, groups": the target normalises by its batches, one in each process.
+    "moco, groups": the target normalises by its batches, one in each process. "simclr, blocks": similarities of one
+    view at a time.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,9 +52,11 @@ class Model(nn.Module):
         self.eval()
         if kind == "groups":
             self.identity.target.train()
+        self.entries = 1 if kind == "blocks" else functional.BLOCK_ENTRIES
 
     def forward(self, views: Tensor) -> tuple[Tensor, Tensor]:
-        output = self.identity(self.encoder(views), ViewBatch(views, copy=None))
+        with mock.patch.object(functional, "BLOCK_ENTRIES", self.entries):
+            output = self.identity(self.encoder(views), ViewBatch(views, copy=None))
         return output.loss, output.accuracy
 
 
@@ -60,30 +67,33 @@ class Outcome:
     loss: Tensor
     accuracy: Tensor
     state: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    multiplications: int  # of matrices, forwards and backwards
 
 
-def views_of(process: int) -> tuple[Tensor, Tensor]:
+def views_of(process: int, pairs: int = PAIRS) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(100 + process)
-    first = torch.randn(PAIRS, PIXELS, generator=generator)
-    return first, first + 0.5 * torch.randn(PAIRS, PIXELS, generator=generator)
+    first = torch.randn(pairs, PIXELS, generator=generator)
+    return first, first + 0.5 * torch.randn(pairs, PIXELS, generator=generator)
 
 
-def in_one_process(name: str) -> Outcome:
-    first, second = zip(*(views_of(process) for process in range(PROCESSES)), strict=True)
+def in_one_process(name: str, shares: Sequence[int] = EVEN) -> Outcome:
+    first, second = zip(*(views_of(process, pairs) for process, pairs in enumerate(shares)), strict=True)
     return _step(Model(name), torch.cat([*first, *second]))
 
 
-def in_two_processes(names: Sequence[str], folder: Path) -> dict[str, list[Outcome]]:
-    """Each model in both processes; starting them is what takes time, so all models go together."""
-    multiprocessing.spawn(_one_of_two, args=(names, str(folder)), nprocs=PROCESSES)
-    files = [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
+def in_processes(names: Sequence[str], folder: Path, shares: Sequence[int] = EVEN) -> dict[str, list[Outcome]]:
+    """Each model in all processes; starting them is what takes time, so all models go together."""
+    multiprocessing.spawn(_one_of_them, args=(names, str(folder), shares), nprocs=len(shares))
+    files = [torch.load(folder / f"{rank}.pt") for rank in range(len(shares))]
     return {name: [Outcome(**file[name]) for file in files] for name in names}
 
 
-def _one_of_two(rank: int, names: Sequence[str], folder: str) -> None:
+def _one_of_them(rank: int, names: Sequence[str], folder: str, shares: Sequence[int]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=PROCESSES)
-    outcomes = {name: vars(_step(Model(name), torch.cat(views_of(rank)), seed=rank)) for name in names}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=len(shares))
+    views = torch.cat(views_of(rank, shares[rank]))
+    outcomes = {name: vars(_step(Model(name), views, seed=rank)) for name in names}
     torch.save(outcomes, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -92,10 +102,12 @@ def _step(model: Model, views: Tensor, seed: int = 0) -> Outcome:
     torch.manual_seed(seed)  # processes draw other numbers, the first those of one process
     # DDP averages gradients over processes, as long as it exists
     parallel: Any = DistributedDataParallel(model) if dist.is_initialized() else model
-    loss, accuracy = parallel(views)
-    loss.backward()
+    with FlopCounterMode(display=False) as counter:
+        loss, accuracy = parallel(views)
+        loss.backward()
     model.identity.after_step(0.5)
-    return Outcome(loss.detach(), accuracy, model.state_dict())
+    gradients = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    return Outcome(loss.detach(), accuracy, model.state_dict(), gradients, counter.get_total_flops())
 
 
 def assert_same_loss(processes: list[Outcome], one: Outcome) -> None:
