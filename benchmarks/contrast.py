@@ -4,7 +4,7 @@
 
 One line per batch size: seconds of a forward and backward pass, and the memory that it takes beyond the projections and
 their gradients. "whole" holds all similarities of the 2B views at once, "blocks" some rows of them, "auto" is what
-training uses.
+training uses, and "own 1/8" what it uses in each of eight processes, without their exchange.
 """
 
 import argparse
@@ -20,16 +20,17 @@ from stec import functional, provenance
 SMALLEST = 1024
 WHOLE_AT_MOST = 32_768  # views: beyond, the whole matrix would take many gigabytes
 BLOCKS = (2**24, 2**26, 2**28)  # similarities held at once
+PROCESSES = (8, 64)
 
 
-def cost(views, dim, device, block):
+def cost(views, dim, device, block, processes=1):
     """(seconds, bytes) of one forward and backward pass."""
     half = views // 2
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randn(half, dim, generator=generator).to(device).requires_grad_() for _ in range(2))
 
     def run():
-        loss = functional.nt_xent(first, second, 0.5, block)
+        loss = functional.contrast_pairs(first, second, 0.5, block, slice(half // processes)).loss
         torch.autograd.grad(loss, (first, second))
 
     def wait():
@@ -66,12 +67,13 @@ def main():
     batch = SMALLEST
     while batch <= arguments.largest:
         views = 2 * batch
-        kinds = {"auto": None}
+        kinds = {"auto": (None, 1)}
         if views <= WHOLE_AT_MOST:
-            kinds["whole"] = views
-        kinds |= {f"blocks of 2^{n.bit_length() - 1}": n // views for n in BLOCKS if n < views**2}
-        for kind, block in kinds.items():
-            seconds, memory = cost(views, arguments.dim, device, block)
+            kinds["whole"] = (views, 1)
+        kinds |= {f"blocks of 2^{n.bit_length() - 1}": (n // views, 1) for n in BLOCKS if n < views**2}
+        kinds |= {f"own 1/{n}": (None, n) for n in PROCESSES}
+        for kind, (block, processes) in kinds.items():
+            seconds, memory = cost(views, arguments.dim, device, block, processes)
             rows.append({"batch_size": batch, "kind": kind, "seconds": seconds, "bytes": memory})
             shown = "" if memory is None else f"{memory / 2**20:9,.0f} MiB"
             print(f"B = {batch:6,}  {kind:15} {1000 * seconds:10.2f} ms {shown}", flush=True)
