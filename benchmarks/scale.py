@@ -32,7 +32,7 @@ SPEED = Path(__file__).parents[1] / "results" / "speed"
 
 # Measured: a step of ResNet-18 at 32 px with 2,048 views on one H200 (docs/speed.md), in seconds per view.
 CONVOLUTIONS, ELEMENTWISE, VIEWS, REST = (milliseconds / 1e3 / 2048 for milliseconds in (11.9, 8.2, 0.2, 0.7))
-CHECK = ("resnet50-cifar", 32, 26_500)  # measured as well, and not used by the model
+CHECKS = (("resnet50-cifar", 32, 26_500), ("resnet50", 224, 7_672))  # measured as well, and not used by the model
 
 # Assumed: what processes reach between GPUs of one machine (NVLink 4) and between machines (400 Gbit/s per GPU).
 GPUS_PER_NODE = 8
@@ -93,13 +93,19 @@ def seconds_per_view(name, size):
     return convolutions + elementwise + VIEWS * (size / 32) ** 2 + REST
 
 
-def loss_cost(batch):
-    """(seconds, bytes) of NT-Xent on a batch of that many images, as measured; between two sizes along the square."""
+def loss_cost(batch, gpus):
+    """(seconds, bytes) of NT-Xent on one of the GPUs, which computes its own rows of the similarities of all images.
+
+    As measured on one GPU for a batch with as many similarities; between two sizes along their number.
+    """
     rows = {
         r["batch_size"]: r for r in json.loads((SPEED / "contrast-gpu.json").read_text())["rows"] if r["kind"] == "auto"
     }
-    near = min(rows, key=lambda size: abs(math.log(size / batch)))
-    return rows[near]["seconds"] * (batch / near) ** 2 if batch > 2048 else rows[near]["seconds"], rows[near]["bytes"]
+    alike = batch / math.sqrt(gpus)
+    near = min(rows, key=lambda size: abs(math.log(size / alike)))
+    seconds = rows[near]["seconds"] * ((alike / near) ** 2 if alike > 2048 else 1)
+    gathered = 4 * 2 * batch * DIM * 4 if gpus > 1 else 0  # as they are and normalised, and the gradients of both
+    return seconds, rows[near]["bytes"] + gathered
 
 
 # --- exchange ---
@@ -132,8 +138,9 @@ def step(plan, per_view):
     half = plan.batch * DIM * 4  # bytes of the projections of one view of all images
     parts = {
         "encoder": encoder,
-        "loss": loss_cost(plan.batch)[0],  # every GPU computes that of the whole batch
-        "gather": 2 * (all_gather(plan.gpus, half) + all_reduce(plan.gpus, half)),  # and its gradient
+        "loss": loss_cost(plan.batch, plan.gpus)[0],
+        # Both views and their gradient; then loss and accuracy are added up, and the gradient of the loss.
+        "gather": 2 * (all_gather(plan.gpus, half) + all_reduce(plan.gpus, half)) + 3 * all_reduce(plan.gpus, 8),
         "norms": counts["norms"] * (link(plan.gpus)[1] + 2 * link(plan.gpus)[1]),  # a gather, and a sum backwards
         "gradients": max(0.0, all_reduce(plan.gpus, 4 * counts["weights"]) - HIDDEN * encoder),
     }
@@ -172,17 +179,15 @@ def busy_share(gpus, cores, seconds_per_image, spread, batch, step_seconds, step
 
 def tables(views_per_second=None):
     """All lines that docs/scale.md quotes."""
-    name, size, measured = CHECK
-    predicted = 1 / seconds_per_view(name, size)
+    for name, size, measured in CHECKS:
+        predicted = 1 / seconds_per_view(name, size)
+        off = predicted / measured - 1
+        yield f"{name} at {size} px: {predicted:,.0f} views/s predicted, {measured:,} measured ({off:+.0%})"
     per_view = 1 / views_per_second if views_per_second else seconds_per_view(ENCODER, SIZE)
-    source = "given" if views_per_second else "predicted"
-    off = predicted / measured - 1
-    yield f"{name} at {size} px: {predicted:,.0f} views/s predicted, {measured:,} measured ({off:+.0%})"
-    yield f"{ENCODER} at {SIZE} px: {1 / per_view:,.0f} views/s {source}"
     yield ""
     parts = "encoder", "loss", "gather", "norms", "gradients", "step"
-    yield f"| data | GPUs | batch | {' | '.join(parts)} | views/s | of linear | own rows | time |"
-    yield "|---" + "|---:" * 12 + "|"
+    yield f"| data | GPUs | batch | {' | '.join(parts)} | views/s | of linear | time |"
+    yield "|---" + "|---:" * 11 + "|"
     for plan in PLANS:
         took = step(plan, per_view)
         rate = 2 * plan.batch / took["step"]
@@ -190,10 +195,9 @@ def tables(views_per_second=None):
         long = f"{hours / 24:,.1f} d" if hours > 48 else f"{hours:,.1f} h"
         cells = " | ".join(f"{1e3 * took[part]:,.1f}" for part in parts)
         linear = took["encoder"] / took["step"]
-        own_rows = took["encoder"] / (took["step"] - took["loss"] * (1 - 1 / plan.gpus))
         yield (
             f"| {plan.name}, {plan.epochs} ep | {plan.gpus:,} | {plan.batch:,} | {cells} "
-            f"| {rate:,.0f} | {linear:.0%} | {own_rows:.0%} | {long} |"
+            f"| {rate:,.0f} | {linear:.0%} | {long} |"
         )
     yield ""
     facts = json.loads((SPEED / "input-cpu.json").read_text())
@@ -203,7 +207,7 @@ def tables(views_per_second=None):
     for plan in PLANS:
         rate = plan.batch / step(plan, per_view)["step"]
         nodes = math.ceil(plan.gpus / GPUS_PER_NODE)
-        memory = loss_cost(plan.batch)[1] / 2**30
+        memory = loss_cost(plan.batch, plan.gpus)[1] / 2**30
         index = (24 + 16) * plan.images / 1e9  # bytes per image, in every process
         yield (
             f"| {plan.name} | {plan.gpus:,} | {plan.images * plan.kilobytes / 1e9:,.2f} TB | {rate:,.0f} "

@@ -32,6 +32,13 @@ def test_exchange(scale):
     assert scale.all_reduce(64, 1e9) == pytest.approx(2 * scale.all_gather(64, 1e9))
 
 
+def test_the_loss_of_own_rows_costs_what_as_many_similarities_do(scale):
+    whole, seconds = scale.loss_cost(65_536, 1)[0], scale.loss_cost(8192, 1)[0]
+    assert whole == pytest.approx(0.947, abs=1e-3), "as measured"
+    assert scale.loss_cost(65_536, 64)[0] == pytest.approx(seconds)
+    assert scale.loss_cost(65_536, 1024)[1] < scale.loss_cost(65_536, 1)[1]
+
+
 def test_readers_that_are_fast_enough_keep_gpus_busy(scale):
     def share(cores, spread=0.0):
         return scale.busy_share(4, cores, 0.01, spread, 4 * 100, 0.25)  # a batch of one GPU is a second of one core
