@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from stec.errors import UserError
+from stec.partition import whole
 from stec.run import RunFolder, publish
 
 _SEAL = b"\nsha256 "
@@ -29,14 +30,20 @@ class DamagedError(Exception):
     """A file that is no whole checkpoint."""
 
 
-def to_host(value: Any) -> Any:
-    """Copies of all tensors in dictionaries and sequences, in main memory: what happens next does not change them."""
+def to_host(value: Any, kept: bool = True) -> Any:
+    """Copies of all tensors in dictionaries and sequences, in main memory: what happens next does not change them.
+
+    Args:
+        value: tensors of which other processes hold parts are put together, for which all processes have to call this.
+        kept: whether this process needs the copies; else None takes their place.
+    """
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        all_of_it = whole(value.detach())
+        return all_of_it.to("cpu", copy=True) if kept else None
     if isinstance(value, dict):
-        return {key: to_host(part) for key, part in value.items()}
+        return {key: to_host(part, kept) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(to_host(part) for part in value)
+        return type(value)(to_host(part, kept) for part in value)
     return value
 
 

@@ -42,7 +42,7 @@ app = typer.Typer(
     help="Self-supervised learning through efference copies: act, keep a copy of the action, and learn to infer it.",
 )  # fmt: skip
 
-ELSEWHERE = ("device", "devices")  # keys that can change when a run is resumed
+ELSEWHERE = ("device", "devices", "strategy")  # keys that can change when a run is resumed
 
 
 @app.command()
@@ -59,7 +59,7 @@ def pretrain(
     """Trains an encoder. Without arguments: S-TEC on built-in data, in one to two minutes on two CPU cores."""
     auto = resume == Path("auto")
     if resume is not None and not auto and any(word.partition("=")[0] not in ELSEWHERE for word in words or []):
-        kept = "all keys from the run, but for device and devices"
+        kept = "all keys from the run, but for device, devices and strategy"
         raise UserError(f"--resume takes the recipe and {kept}; leave out the other words")
     if resume is not None and force:
         raise UserError("--resume continues a run, --force replaces it: choose one of them")

@@ -150,6 +150,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     device: str = "auto"  # auto, cpu, cuda
     devices: int = 1  # how many on this machine, each with its process; torchrun and SLURM bring their own number
+    strategy: str = "ddp"  # of several processes: each has all weights (ddp), or a part of them (fsdp)
     precision: str = "auto"  # auto: bf16 on a GPU that has it, else 32; or bf16, 32
     compile: str = "auto"  # auto: on a GPU; always; never; tuned: takes minutes, once, for a few percent of speed
     log_every: int = 50  # steps between two lines of metrics.jsonl
@@ -331,6 +332,7 @@ _CHOICES = {
     "audio.negatives": ("same", "other", "both"),
     "audio.pieces": ("windows", "frames"),
     "device": ("auto", "cpu", "cuda"),
+    "strategy": ("ddp", "fsdp"),
     "precision": ("auto", "bf16", "32"),
     "compile": ("auto", "always", "never", "tuned"),
 }

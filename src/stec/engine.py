@@ -24,6 +24,7 @@ from stec.faults import explained
 from stec.interruption import Interruption
 from stec.launching import launched, meet_again
 from stec.networks.synchrony import synchronise_batch_norms
+from stec.partition import cut_optimizer, cut_weights, join, norms, own_part, partition
 from stec.processes import known_shares, shares
 from stec.replay import Replay
 from stec.reporter import Progress, Reporter
@@ -33,9 +34,11 @@ from stec.task import Settings, Task
 try:
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments import LightningEnvironment
+    from lightning_fabric.strategies import ModelParallelStrategy
 except ImportError:  # the same code inside of the larger `lightning` package
     from lightning.fabric import Fabric  # type: ignore
     from lightning.fabric.plugins.environments import LightningEnvironment  # type: ignore
+    from lightning.fabric.strategies import ModelParallelStrategy  # type: ignore
 
 
 def make_fabric(config: Settings) -> Fabric:
@@ -46,10 +49,12 @@ def make_fabric(config: Settings) -> Fabric:
     bf16 = config.precision == "bf16" or (config.precision == "auto" and cuda and torch.cuda.is_bf16_supported())
     started = launched()
     devices, machines = started or (config.devices, 1)
+    parts = config.strategy == "fsdp" and devices * machines > 1
     fabric = Fabric(
         accelerator="cuda" if cuda else "cpu",
         devices=devices,
         num_nodes=machines,
+        strategy=ModelParallelStrategy(partition, devices * machines, tensor_parallel_size=1) if parts else "auto",
         precision="bf16-mixed" if bf16 else "32-true",
         plugins=[] if started else [LightningEnvironment()],
     )
@@ -72,20 +77,21 @@ class Loop:
         # Rate and progress change from step to step on the device: the host never waits, and a step can be replayed.
         self.rate_now = torch.zeros((), device=fabric.device)
         self.progress = torch.zeros((), dtype=torch.float64, device=fabric.device)
-        optimizer = task.optimizer(self.rate_now)
         alone, cuda = fabric.world_size == 1, fabric.device.type == "cuda"
+        self.parts = isinstance(fabric.strategy, ModelParallelStrategy)  # each process holds a part of the weights
         if not alone:
             synchronise_batch_norms(task.module, task.unsynchronised(), cuda)
         self.prepare: Callable[..., tuple[Any, ...]] = task.prepare
         self.step_on_device: Callable[..., tuple[Tensor, ...]] = self._step
         if task.static and compiles(config.compile, fabric.device):
             torch.backends.cudnn.benchmark = True  # of convolutions, too, the fastest kernels are picked by trying
-            for network in task.compiled(alone):
+            for network in () if self.parts else task.compiled(alone):
                 compile_network(network, config.compile)
             self.prepare = torch.compile(task.prepare, dynamic=False)
             if cuda and alone:
                 self.step_on_device = Replay(self._step)
-        self.model, self.optimizer = fabric.setup(task.module, optimizer)
+        self.model = fabric.setup_module(task.module)
+        self.optimizer: Any = fabric.setup_optimizers(task.optimizer(self.rate_now))
         self.steps_per_epoch = task.items // config.batch_size
         self.steps = self.steps_per_epoch * config.epochs
         self.step = 0
@@ -128,6 +134,8 @@ class Loop:
                     if milestone or len(self.pending) == self.config.log_every:
                         self._fetch()
                     self._attend(milestone)
+        if self.parts:
+            join(self.task.module)  # so that the first process can evaluate it by itself
 
     def _at_milestone(self) -> bool:
         """Whether the epochs done ask for a checkpoint."""
@@ -261,7 +269,7 @@ class Loop:
     # --- checkpoints ---
 
     def _state(self) -> dict[str, Any]:
-        """All that the rest of the run depends on, in main memory."""
+        """All that the rest of the run depends on, in main memory of the first process."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -272,7 +280,7 @@ class Loop:
             "random": randomness.capture(self.fabric.device),  # the same in all processes
             "data_fingerprint": self.task.fingerprint,
         }
-        return checkpoint.to_host(state)
+        return checkpoint.to_host(state, self.fabric.is_global_zero)
 
     def save(self) -> None:
         """A checkpoint: the state is copied now, and written while training goes on."""
@@ -281,11 +289,9 @@ class Loop:
         self.saved = time.perf_counter()
         if not self.fabric.is_global_zero:
             return
-        finish = self.task.publish(self.folder)
 
         def write() -> None:
-            if finish is not None:
-                finish()
+            self.task.publish(self.folder, state["model"])
             self.folder.sync_metrics()
             checkpoint.write(state, self.folder)  # last: a run that has it has all
             self.kept = step
@@ -296,8 +302,8 @@ class Loop:
         """A checkpoint is a good state or it is not made."""
         if self.pending and not torch.stack(self.pending)[:, 0].isfinite().all():
             self._fetch()  # says at which step
-        norms = torch._foreach_norm([weight.detach() for weight in self.model.parameters()])
-        if not torch.stack(norms).isfinite().all():
+        weights = [own_part(weight.detach()) for weight in self.model.parameters()]
+        if not norms(weights, self.parts).isfinite().all():
             self._diverged("weights", self.step)
 
     def _resume(self) -> None:
@@ -327,8 +333,8 @@ class Loop:
     def _restore(self, state: dict[str, Any]) -> None:
         if state["data_fingerprint"] != self.task.fingerprint:
             raise UserError(f"the data changed since {self.folder.checkpoint} was written; start a new run")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.model.load_state_dict(cut_weights(state["model"], self.model))
+        self.optimizer.load_state_dict(cut_optimizer(state["optimizer"], self.optimizer))
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate_now  # loading has put another tensor in its place
         self.step, self.seconds, self.unfetched = int(state["step"]), state["seconds"], state["unfetched"]

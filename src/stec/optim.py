@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stec.config import OptimizerConfig
+from stec.partition import is_part, norms, own_part
 
 # Layers whose parameters are never decayed and never rescaled. `_NormBase` is every batch and instance norm.
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -78,19 +79,20 @@ class LARS(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            weights = [w for w in group["params"] if w.grad is not None]
-            if weights:
-                self._step_group(weights, group)
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self._step_group(parameters, group)
         return loss
 
-    def _step_group(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        directions = [w.grad for w in weights if w.grad is not None]  # d
+    def _step_group(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        weights = [own_part(p) for p in parameters]
+        directions = [own_part(p.grad) for p in parameters]  # d
         if group["weight_decay"]:
             directions = list(torch._foreach_add(directions, weights, alpha=group["weight_decay"]))
-        buffers = [self._buffer(w) for w in weights]  # v
+        buffers = [own_part(self._buffer(p)) for p in parameters]  # v
         rate = group["lr"] * group.get("factor", 1.0)
         if group["trust"]:
-            local = _local_rates(weights, directions, group["trust"])
+            local = _local_rates(weights, directions, group["trust"], is_part(parameters[0]))
             self._move_scaled(weights, directions, buffers, local, rate, group["momentum"])
         else:
             _move(weights, directions, buffers, rate, group["momentum"])
@@ -122,10 +124,9 @@ def _move(
     torch._foreach_sub_(weights, torch._foreach_mul(buffers, lr))
 
 
-def _local_rates(weights: list[Tensor], directions: list[Tensor], trust: float) -> list[Tensor]:
-    """trust * |w| / |d| for each tensor, 1 where either norm is 0, as scalars on the device."""
-    w = torch.stack(torch._foreach_norm(weights))  # (tensors,)
-    d = torch.stack(torch._foreach_norm(directions))
+def _local_rates(weights: list[Tensor], directions: list[Tensor], trust: float, parts: bool) -> list[Tensor]:
+    """trust * |w| / |d| for each tensor, 1 where either norm is 0, as scalars on the device; see `norms` for parts."""
+    w, d = norms([*weights, *directions], parts).chunk(2)  # (tensors,)
     local = torch.where((w > 0) & (d > 0), trust * w / d, 1.0)
     return list(local.unbind())
 

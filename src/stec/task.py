@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,8 @@ class Settings(Protocol):
     def device(self) -> str: ...  # noqa: D102
     @property
     def devices(self) -> int: ...  # noqa: D102
+    @property
+    def strategy(self) -> str: ...  # noqa: D102
     @property
     def precision(self) -> str: ...  # noqa: D102
     @property
@@ -88,9 +90,15 @@ class Task(ABC):
         """Further metrics, from what the module showed of the last step; and what is wrong, if anything is."""
         return {}, None
 
-    def publish(self, folder: RunFolder) -> Callable[[], None] | None:
-        """Writes what others may want of an unfinished run, such as the encoder.
+    def publish(self, folder: RunFolder, state: dict[str, Tensor]) -> None:  # noqa: B027
+        """Writes what others may want of an unfinished run, such as the encoder, while training goes on.
 
-        Or copies it, and returns what writes the copy: that is done while training goes on.
+        Args:
+            folder: of the run.
+            state: of the module, a copy in main memory.
         """
-        return None
+
+    def state_of(self, part: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the state of the module holds of a part of it, by the part's own names."""
+        prefix = next(f"{name}." for name, module in self.module.named_modules() if module is part)
+        return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

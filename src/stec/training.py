@@ -9,7 +9,6 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stec import data
-from stec.checkpoint import to_host
 from stec.compiling import compiles, start_compilers
 from stec.config import SOUND, Config, DataConfig
 from stec.data import DataSet
@@ -193,10 +191,10 @@ class Pretraining(Task):
         measured = health.measure(*(health.of_all_processes(views) for views in shown))
         return measured._asdict(), health.describe_collapse(measured) if measured.collapsed else None
 
-    def publish(self, folder: RunFolder) -> Callable[[], None]:
+    def publish(self, folder: RunFolder, state: dict[str, Tensor]) -> None:
         """The encoder."""
-        weights = to_host(library_module(self.trainee.method.encoder).state_dict())
-        return partial(folder.save_encoder, weights, Description.of(self.config).metadata())
+        weights = self.state_of(library_module(self.trainee.method.encoder), state)
+        folder.save_encoder(weights, Description.of(self.config).metadata())
 
     # --- evaluation ---
 

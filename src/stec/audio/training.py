@@ -120,10 +120,10 @@ class Listening(Task):
         """The convolutions. The GRU is a single call to a library, and the losses are small."""
         return [self.method.network.encoder]
 
-    def publish(self, folder: RunFolder) -> None:
+    def publish(self, folder: RunFolder, state: dict[str, Tensor]) -> None:
         """Encoder and context."""
         about = {"stec": "audio", "encoder": self.config.encoder, "bidirectional": str(self.config.audio.bidirectional)}
-        folder.save_encoder(self.method.network.state_dict(), about)
+        folder.save_encoder(self.state_of(self.method.network, state), about)
 
     # --- evaluation ---
 

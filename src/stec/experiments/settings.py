@@ -18,7 +18,7 @@ NEUTRAL = frozenset(
     {
         "seed", "data.source", "data.root", "data.download", "data.resident", "data.workers", "data.cache",
         "data.cache_gb", "data.test_root", "audio.alignment",
-        "device", "devices", "compile", "log_every", "checkpoint_every", "checkpoint_minutes", "baselines",
+        "device", "devices", "strategy", "compile", "log_every", "checkpoint_every", "checkpoint_minutes", "baselines",
     }
 )  # fmt: skip
 

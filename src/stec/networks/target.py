@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from stec.partition import own_part
+
 
 class Target(nn.Module):
     """Copies of f and g that no gradient reaches and only `update` moves (Grill et al. 2020; the paper's f~ and g~).
@@ -53,7 +55,7 @@ class Target(nn.Module):
 
 def _tensors(*networks: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """Parameters and buffers: those that can be averaged, and the integers that cannot."""
-    tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
+    tensors = [own_part(tensor) for network in networks for tensor in (*network.parameters(), *network.buffers())]
     return [t for t in tensors if t.is_floating_point()], [t for t in tensors if not t.is_floating_point()]
 
 

@@ -217,12 +217,12 @@ class FineTuning(Task):
         """Encoder and head."""
         return [self.module]
 
-    def publish(self, folder: RunFolder) -> None:
+    def publish(self, folder: RunFolder, state: dict[str, Tensor]) -> None:
         """The encoder, and the linear layer on it."""
-        weights = library_module(self.classifier.network).state_dict()
+        weights = self.state_of(library_module(self.classifier.network), state)
         folder.save_encoder(weights, Description.of(self.config).metadata())
         classes = json.dumps(list(self.dataset.classes))
-        save_weights(folder.path / CLASSIFIER, self.classifier.head.state_dict(), {"classes": classes})
+        save_weights(folder.path / CLASSIFIER, self.state_of(self.classifier.head, state), {"classes": classes})
 
     def evaluate(self) -> float:
         """Accuracy in percent on the test images."""

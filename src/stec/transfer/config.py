@@ -87,6 +87,7 @@ class TransferConfig:
     optimizer: SgdConfig = field(default_factory=SgdConfig)
     device: str = "auto"  # auto, cpu, cuda
     devices: int = 1  # how many
+    strategy: str = "ddp"  # of several processes: each has all weights (ddp), or a part of them (fsdp)
     precision: str = "auto"  # auto: bf16 on a GPU that has it, else 32; or bf16, 32
     compile: str = "auto"  # auto: on a GPU; always; never; tuned (segmentation alone: its steps are all alike)
     log_every: int = 50  # steps between two lines of metrics.jsonl
@@ -129,6 +130,7 @@ _CHOICES = {
     "data.source": ("shapes", "voc"),
     "data.resident": ("auto", "always", "never"),
     "device": ("auto", "cpu", "cuda"),
+    "strategy": ("ddp", "fsdp"),
     "precision": ("auto", "bf16", "32"),
     "compile": ("auto", "always", "never", "tuned"),
 }

@@ -47,7 +47,7 @@ class TransferTask(Task):
     ) -> None:
         self.config, self.scenes, self.module, self.device = config, scenes, module, device
         module.to(memory_format=torch.channels_last)
-        self.pretrained = {id(p) for part in pretrained for p in part.parameters()}
+        self.pretrained = pretrained
         self.items = len(scenes.train)
         self.fingerprint = scenes.fingerprint
         self.units = config.batch_size
@@ -56,10 +56,11 @@ class TransferTask(Task):
     def optimizer(self, rate: Tensor) -> Optimizer:
         """Plain SGD; pretrained weights at a rate of their own."""
         settings = self.config.optimizer
+        pretrained = {id(p) for part in self.pretrained for p in part.parameters()}
         groups = []
         for group in parameter_groups(self.module, settings.weight_decay, trust=0.0):
             for known, factor in ((False, 1.0), (True, settings.pretrained)):
-                some = [p for p in group["params"] if (id(p) in self.pretrained) == known]
+                some = [p for p in group["params"] if (id(p) in pretrained) == known]
                 groups += [group | {"params": some, "factor": factor}] if some else []
         return LARS(groups, lr=rate, momentum=settings.momentum)
 
