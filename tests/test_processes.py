@@ -56,6 +56,15 @@ def test_weights_targets_queues_and_optimizer_stay_the_same_in_all_processes(nam
         torch.testing.assert_close(first[key], wanted, rtol=1e-5, atol=1e-6, msg=key)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_in_parts_the_processes_together_hold_what_one_holds(name, two_processes, one_process):
+    wanted = one_process[name].held
+    assert [process.held for process in two_processes[name, "uneven"]] == [wanted, wanted]
+    held = [process.held for process in two_processes[name, "in parts"]]
+    assert sum(held) == wanted
+    assert max(held) < 0.6 * wanted  # most of these weights are a few rows, often an odd number
+
+
 @pytest.mark.parametrize("kind", NORMS)
 def test_a_batch_norm_on_a_cpu_is_that_of_all_rows(kind, both):
     wanted, processes = normalise(kind), [norms[kind] for norms in both[1]]

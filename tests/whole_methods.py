@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,22 +12,26 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from stec.checkpoint import to_host
 from stec.method import METHODS, create
 from stec.networks.synchrony import synchronise_batch_norms
 from stec.optim import LARS, parameter_groups
+from stec.partition import own_part, partition, whole
 from stec.processes import known_shares
 from stec.training import Trainee
 from stec.views import Views
 
 IMAGES, CLASSES, STEPS = 8, 3, 2
+MESH = partial(init_device_mesh, "cpu", (2,), mesh_dim_names=("data_parallel",))
 NORMS = ("plain", "timm", "bfloat16")
-SHARES = {"even": (4, 4), "uneven": (5, 3)}
+SHARES = {"even": (4, 4), "uneven": (5, 3), "in parts": (5, 3)}  # images of each process, the last with fsdp
 
 
 class Encoder(nn.Module):
-    """A convolution, batch norms over space and over images."""
+    """A convolution, batch norms over space and over images; the latter in blocks."""
 
     dim = 6
 
@@ -34,12 +39,12 @@ class Encoder(nn.Module):
         super().__init__()
         self.convolution = nn.Conv2d(3, 5, 3, bias=False)
         self.norm = nn.BatchNorm2d(5)
-        self.linear = nn.Linear(5, self.dim, bias=False)
-        self.last_norm = nn.BatchNorm1d(self.dim)
+        linear = nn.Linear(5, self.dim, bias=False)
+        self.blocks = nn.Sequential(nn.Sequential(linear, nn.BatchNorm1d(self.dim)))
 
     def forward(self, images: Tensor) -> Tensor:
-        seen = self.norm(self.convolution(images.to(self.linear.weight.dtype))).relu()
-        return self.last_norm(self.linear(seen.square().mean(dim=(2, 3))))
+        seen = self.norm(self.convolution(images.to(self.norm.running_mean.dtype))).relu()
+        return self.blocks(seen.square().mean(dim=(2, 3)))
 
 
 @dataclass
@@ -49,6 +54,7 @@ class Outcome:
     metrics: Tensor  # of the first step
     gradients: dict[str, Tensor]
     state: dict[str, Tensor]
+    held: int  # numbers in weights, gradients and momentum
 
 
 def build(name: str) -> tuple[Views, Trainee]:
@@ -74,20 +80,20 @@ def build(name: str) -> tuple[Views, Trainee]:
     return views, trainee
 
 
-def train(name: str, shares: tuple[int, ...] | None = None) -> Outcome:
+def train(name: str, shares: tuple[int, ...] | None = None, parts: bool = False) -> Outcome:
     """Some steps of all images, or of the share that this process has of them."""
     views, trainee = build(name)
     rank = dist.get_rank() if shares else 0
     start = sum(shares[:rank]) if shares else 0
     own = slice(start, start + shares[rank] if shares else None)
-    groups = parameter_groups(trainee, 1e-4, 0.05, [trainee.probe])
-    optimizer = LARS(groups, lr=0.5)
     model: nn.Module = trainee
     if shares:
         views.draw_for_all(shares, rank)
         synchronise_batch_norms(trainee, trainee.method.identity.unsynchronised(), cuda=False)
         # Without its broadcast of buffers, they are the same in all processes only if all compute the same.
-        model = DistributedDataParallel(trainee, broadcast_buffers=False)
+        model = partition(trainee, MESH()) if parts else DistributedDataParallel(trainee, broadcast_buffers=False)
+    groups = parameter_groups(trainee, 1e-4, 0.05, [trainee.probe])
+    optimizer = LARS(groups, lr=0.5)
     data = torch.Generator().manual_seed(0)
     metrics, gradients = torch.empty(0), {}
     for step in range(STEPS):
@@ -100,13 +106,14 @@ def train(name: str, shares: tuple[int, ...] | None = None) -> Outcome:
         loss.backward()
         if step == 0:
             metrics = measured
-            gradients = {key: p.grad.clone() for key, p in trainee.named_parameters() if p.grad is not None}
+            gradients = {key: whole(p.grad).clone() for key, p in trainee.named_parameters() if p.grad is not None}
         optimizer.step()
         trainee.method.after_step((step + 1) / STEPS)
-    state = trainee.state_dict() | {
-        f"momentum {i}": s["momentum_buffer"] for i, s in enumerate(optimizer.state.values())
-    }
-    return Outcome(metrics, gradients, state)
+    momentum = [s["momentum_buffer"] for s in optimizer.state.values()]
+    kept = [*trainee.parameters(), *(p.grad for p in trainee.parameters() if p.grad is not None), *momentum]
+    held = sum(own_part(tensor).numel() for tensor in kept)
+    state = trainee.state_dict() | {f"momentum {i}": buffer for i, buffer in enumerate(momentum)}
+    return Outcome(metrics, gradients, to_host(state), held)
 
 
 def normalise(kind: str, shares: tuple[int, ...] | None = None) -> dict[str, Tensor]:
@@ -148,9 +155,9 @@ def _one_of_two(rank: int, folder: str) -> None:
     for name, (kind, shares) in itertools.product(METHODS, SHARES.items()):
         if name == "stec":  # as in the engine, which knows them
             with known_shares(shares):
-                outcomes[name, kind] = vars(train(name, shares))
+                outcomes[name, kind] = vars(train(name, shares, kind == "in parts"))
         else:
-            outcomes[name, kind] = vars(train(name, shares))
+            outcomes[name, kind] = vars(train(name, shares, kind == "in parts"))
     norms = {kind: normalise(kind, SHARES["uneven"]) for kind in NORMS}
     torch.save((outcomes, norms), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
