@@ -23,26 +23,25 @@ from stec.views import Views
 # Steps so small that rounding stays rounding; batches that do not divide by two; all that is random.
 WORDS = [*TINY, "device=cpu", "batch_size=31", "optimizer.rate=0.02", "method=stec-moco", "identity.queue=100"]
 WORDS += ["views.solarize=0.2", "views.blur=0.5", "views.small=1", "views.small_size=12", "lambda_turn=0.5"]
+ELSEWHERE = ("two", "parts", "one-two", "one-parts", "two-one", "two-parts", "parts-one", "parts-two")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "300"}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Runs of 12 steps in one and in two processes, and each of them killed in one and finished in the other."""
+    """Runs of 12 steps in one process, in two, and in two with parts of the weights; each finished by the others."""
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("runs")
-    found = {"one": train_and_keep(path / "one", WORDS)}
+    found = {"one": train_and_keep(path / "one", WORDS, "one-two", "one-parts")}
     script = str(Path(__file__).with_name("train_elsewhere.py"))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, str(path), *WORDS]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    found["two-killed"] = finish(path / "two-killed")
-    for name in ("two", "one-killed"):
-        found[name] = found["one"].open(path / name)
-    return found
+    found["two-one"], found["parts-one"] = finish(path / "two-one", "ddp"), finish(path / "parts-one", "fsdp")
+    return found | {name: RunFolder.open(path / name) for name in ELSEWHERE if name not in found}
 
 
-@pytest.mark.parametrize("name", ["two", "one-killed", "two-killed"])
+@pytest.mark.parametrize("name", ELSEWHERE)
 def test_it_is_the_same_run_in_any_number_of_processes(name, runs):
     wanted, measured = runs["one"].metrics(), runs[name].metrics()
     assert [record["step"] for record in measured] == [2, 4, 6, 8, 10, 12]
@@ -52,13 +51,17 @@ def test_it_is_the_same_run_in_any_number_of_processes(name, runs):
     state, expected = (torch.load(run.checkpoint) for run in (runs[name], runs["one"]))
     for key, value in expected["model"].items():
         torch.testing.assert_close(state["model"][key], value, rtol=1e-3, atol=1e-3, msg=key)
+    for number, of in expected["optimizer"]["state"].items():
+        momentum = state["optimizer"]["state"][number]["momentum_buffer"]
+        largest = float(of["momentum_buffer"].abs().max())
+        torch.testing.assert_close(momentum, of["momentum_buffer"], rtol=0, atol=1e-2 * largest, msg=str(number))
     encoder = load_file(runs["one"].path / "encoder.safetensors")
     assert load_file(runs[name].path / "encoder.safetensors").keys() == encoder.keys()
 
 
 def test_the_summary_says_how_many_processes(runs):
-    processes = {name: run.summary()["processes"] for name, run in runs.items()}
-    assert processes == {"one": 1, "two": 2, "one-killed": 2, "two-killed": 1}
+    for name, run in runs.items():
+        assert run.summary()["processes"] == (1 if name.endswith("one") else 2), name
 
 
 def test_views_of_an_image_do_not_depend_on_the_processes():

@@ -1,10 +1,13 @@
-"""Started by torchrun: a whole run, a copy of which is kept as if it had been killed, and the rest of another such run.
+"""Started by torchrun: whole runs, copies of which are kept as if they had been killed, and the rest of such copies.
+
+Every process has all weights ("two"), or a part of them ("parts"). A copy is named after who begins and who ends it.
 
 torchrun --nproc-per-node 2 train_elsewhere.py FOLDER WORDS...
 """
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 from pathlib import Path
@@ -18,33 +21,38 @@ from stec.training import pretrain
 
 
 class Keeps:
-    """Keeps a copy of the run in the middle of the third epoch of four."""
+    """Keeps copies of the run in the middle of the third epoch of four."""
 
-    def __init__(self, folder: RunFolder, copy: Path) -> None:
-        self.folder, self.copy = folder, copy
+    def __init__(self, folder: RunFolder, *copies: str) -> None:
+        self.folder, self.copies = folder, copies
 
     def note(self, text: str) -> None:
         pass
 
     def progress(self, progress: Progress) -> None:
         if progress.step == 8:
-            shutil.copytree(self.folder.path, self.copy)
+            for copy in self.copies:
+                shutil.copytree(self.folder.path, self.folder.path.with_name(copy))
 
 
-def train_and_keep(path: Path, words: list[str]) -> RunFolder:
+def train_and_keep(path: Path, words: list[str], *copies: str) -> RunFolder:
     folder = RunFolder.new(path, "default")
-    pretrain(load("default", words), folder, Keeps(folder, path.with_name(f"{path.name}-killed")))
+    pretrain(load("default", words), folder, Keeps(folder, *copies))
     return folder
 
 
-def finish(path: Path) -> RunFolder:
+def finish(path: Path, strategy: str) -> RunFolder:
     folder = RunFolder.open(path)
-    pretrain(folder.config(), folder, Keeps(folder, path.with_name(f"{path.name}-again")), resume=True)
+    pretrain(dataclasses.replace(folder.config(), strategy=strategy), folder, Keeps(folder), resume=True)
     return folder
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    runs, *words = sys.argv[1:]
-    train_and_keep(Path(runs) / "two", words)
-    finish(Path(runs) / "one-killed")
+    runs, words = Path(sys.argv[1]), sys.argv[2:]
+    train_and_keep(runs / "two", words, "two-one", "two-parts")
+    train_and_keep(runs / "parts", [*words, "strategy=fsdp"], "parts-one", "parts-two")
+    finish(runs / "one-two", "ddp")
+    finish(runs / "parts-two", "ddp")
+    finish(runs / "two-parts", "fsdp")
+    finish(runs / "one-parts", "fsdp")
