@@ -65,6 +65,8 @@ def bench(
     sound = config.method in SOUND
     if sound and (compare or streamed):
         raise UserError("--compare and --streamed measure images; leave them out for sound")
+    if config.strategy == "fsdp":
+        raise UserError("stec bench measures with all weights in one place: use strategy=ddp")
     begun = time.perf_counter()
     fabric = make_fabric(config)
     start_compilers(config.compile, fabric.device)
