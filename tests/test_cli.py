@@ -196,6 +196,6 @@ def test_a_run_is_resumed_on_other_devices_with_all_else_as_it_was(stec, tmp_pat
     folder.begin(load("default", [*TINY, "seed=7", "devices=2"]))
     seen = []
     monkeypatch.setattr("stec.training.pretrain", lambda config, *_: seen.append(config))
-    stec("pretrain", "--resume", str(folder.path), "devices=4", "device=cpu")
-    assert seen == [dataclasses.replace(folder.config(), devices=4, device="cpu")]
+    stec("pretrain", "--resume", str(folder.path), "devices=4", "device=cpu", "strategy=fsdp")
+    assert seen == [dataclasses.replace(folder.config(), devices=4, device="cpu", strategy="fsdp")]
     assert seen[0].seed == 7
