@@ -55,6 +55,8 @@ def test_it_is_the_same_run_in_any_number_of_processes(name, runs):
         momentum = state["optimizer"]["state"][number]["momentum_buffer"]
         largest = float(of["momentum_buffer"].abs().max())
         torch.testing.assert_close(momentum, of["momentum_buffer"], rtol=0, atol=1e-2 * largest, msg=str(number))
+        if not name.endswith("parts"):  # laid out as the weights are, without which steps are slow or refused
+            assert momentum.stride() == of["momentum_buffer"].stride()
     encoder = load_file(runs["one"].path / "encoder.safetensors")
     assert load_file(runs[name].path / "encoder.safetensors").keys() == encoder.keys()
 

@@ -263,9 +263,10 @@ def test_compiled_bf16_training_on_a_gpu_follows_the_cpu(train):
     assert gpu.metrics()[-1]["identity"] == pytest.approx(cpu.metrics()[-1]["identity"], rel=0.1)
 
 
-def test_two_processes_make_one_run(tmp_path):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_make_one_run(strategy, tmp_path):
     """As a person starts them: the command launches the second process itself."""
-    words = [*TINY, "device=cpu", "devices=2", "--out", str(tmp_path / "run")]
+    words = [*TINY, "device=cpu", "devices=2", f"strategy={strategy}", "--out", str(tmp_path / "run")]
     command = [sys.executable, "-m", "stec", "pretrain", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)

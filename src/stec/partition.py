@@ -77,24 +77,26 @@ def norms(own: list[Tensor], parts: bool) -> Tensor:
 
 
 def cut(value: Any, place: Any) -> Any:
-    """Of a whole tensor, what this process is to hold of it where `place` is; other values as they are."""
-    if not (is_part(place) and isinstance(value, Tensor) and value.shape == place.shape):
+    """A whole tensor as `place` is, in its layout and of it what this process holds; other values as they are."""
+    if not isinstance(value, Tensor) or place is None or value.shape != place.shape:
         return value
-    from torch.distributed.tensor import distribute_tensor
+    part = torch.empty_like(place, dtype=value.dtype)
+    if is_part(place):
+        from torch.distributed.tensor import distribute_tensor
 
-    part = torch.empty_like(place)
-    own_part(part).copy_(distribute_tensor(value, place.device_mesh, place.placements, src_data_rank=None).to_local())
+        value = distribute_tensor(value, place.device_mesh, place.placements, src_data_rank=None)
+    own_part(part).copy_(own_part(value))
     return part
 
 
 def cut_weights(state: dict[str, Any], module: nn.Module) -> dict[str, Any]:
     """Of the whole state of a module, what this process is to load."""
-    places = module.state_dict()
+    places = {name: place for name, place in module.state_dict().items() if is_part(place)}
     return {name: cut(value, places.get(name)) for name, value in state.items()}
 
 
 def cut_optimizer(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
     """The same of an optimizer, whose state goes by the numbers of its weights."""
-    places = [weight for group in optimizer.param_groups for weight in group["params"]]
-    each = {i: {key: cut(value, places[i]) for key, value in of.items()} for i, of in state["state"].items()}
+    places = dict(enumerate(weight for group in optimizer.param_groups for weight in group["params"]))
+    each = {i: {key: cut(value, places.get(i)) for key, value in of.items()} for i, of in state["state"].items()}
     return state | {"state": each}
