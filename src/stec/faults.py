@@ -18,11 +18,14 @@ _ADVICE = {
 
 
 def describe(error: BaseException) -> str | None:
-    """One line for errors of files, of memory, and of processes that were killed; None for any other."""
+    """One line for errors of files, of memory, of a compiler, and of processes that were killed; None for any other."""
     import torch  # late: the command line answers without it
 
+    compiling = type(error).__name__ == "InductorError"  # by its name: to import it takes seconds
+    if compiling:
+        error = getattr(error, "inner_exception", error)
     text = str(error)
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not (compiling and error.errno == errno.ENOENT):
         where = f"{error.filename}: " if error.filename else ""
         advice = f" ({_ADVICE[error.errno]})" if error.errno in _ADVICE else ""
         return f"{where}{error.strerror or text.splitlines()[-1]}{advice}"
@@ -30,6 +33,11 @@ def describe(error: BaseException) -> str | None:
         return "the GPU's memory is full: lower batch_size, or use more devices"
     if isinstance(error, MemoryError) or "DefaultCPUAllocator" in text or "std::bad_alloc" in text:
         return "the memory is full: lower batch_size, or keep the images on the disk (data.resident=never)"
+    if compiling or "Failed to find C compiler" in text:
+        lines = text.splitlines() or [type(error).__name__]
+        reason = next((line for line in reversed(lines) if "error" in line.lower()), lines[0])
+        advice = "it needs gcc and Python's headers (python3-dev); compile=never trains without it, more slowly"
+        return f"PyTorch's compiler does not work here ({reason.strip()[:200]}): {advice}"
     if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
         return f"a process that reads images was killed ({text.splitlines()[0]}): lower data.workers if memory is short"
     return None
