@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-from tiny_runs import TINY
 
 from stec.faults import describe
 
@@ -36,13 +35,21 @@ def test_what_breaks_a_compilation(inner, line):
     assert line in describe(InductorError(inner))
 
 
+COMPILES = """
+import torch
+from stec.faults import describe
+
+try:
+    torch.compile(lambda x: x + 1)(torch.ones(2))
+except RuntimeError as error:
+    print(describe(error))
+"""
+
+
 def test_no_compiler_at_all(tmp_path):
     environment = os.environ | {"CXX": str(tmp_path / "none"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "stec", "pretrain", *TINY, "compile=always", "device=cpu"]
     done = subprocess.run(
-        [*command, "--out", str(tmp_path / "run")], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", COMPILES], env=environment, capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 2
-    assert "stec: PyTorch's compiler does not work here" in done.stderr
-    assert "compile=never" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "PyTorch's compiler does not work here (No working C++ compiler found" in done.stdout
+    assert "compile=never" in done.stdout

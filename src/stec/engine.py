@@ -22,7 +22,7 @@ from stec.compiling import compile_network, compiles
 from stec.errors import Stopped, UserError
 from stec.faults import explained
 from stec.interruption import Interruption
-from stec.launching import launched, meet_again
+from stec.launching import give_time_to_end, launched, meet_again
 from stec.networks.synchrony import synchronise_batch_norms
 from stec.partition import cut_optimizer, cut_weights, join, norms, own_part, partition
 from stec.processes import known_shares, shares
@@ -60,6 +60,7 @@ def make_fabric(config: Settings) -> Fabric:
     )
     meet_again("nccl" if cuda else "gloo")
     fabric.launch()
+    give_time_to_end()
     return fabric
 
 

@@ -19,6 +19,7 @@ from stec.errors import Stopped, UserError
 FAILED, LEFT = "stec/failed", "stec/left"  # in the store that all processes share
 LOOK = 0.5  # seconds between looks at it
 PATIENCE = 10.0  # seconds for the others to leave
+LOST = "a process of this run has been lost, and all end; --resume continues the run"
 
 
 def launched() -> tuple[int, int] | None:
@@ -44,6 +45,24 @@ def meet_again(backend: str) -> None:
         return
     store, rank, world = next(dist.rendezvous("env://"))
     dist.init_process_group(backend, store=dist.PrefixStore(again, store), rank=rank, world_size=world)
+
+
+def give_time_to_end() -> None:
+    """Fabric kills this process as soon as one that it has started is lost: before it could say so, and why.
+
+    Within some seconds it ends by itself. Where it cannot, waiting for the lost one, it is ended after that.
+    """
+    for thread in threading.enumerate():
+        if thread.name == "child-process-observer":
+            thread._terminate_all = partial(_end_later, thread._child_processes)  # type: ignore[attr-defined]
+
+
+def _end_later(children: list[Any]) -> None:
+    time.sleep(PATIENCE)
+    for child in children:
+        child.kill()
+    print("stec:", LOST, file=sys.stderr)
+    _end_at_once()
 
 
 @contextmanager
@@ -72,7 +91,7 @@ def failing_together(fabric: Any) -> Iterator[None]:
             store.set(FAILED, str(2 if lost or isinstance(error, UserError) else 1))
         if lost:
             atexit.register(_end_at_once)
-            raise UserError("a process of this run has been lost, and all end; --resume continues the run") from error
+            raise UserError(LOST) from error
         # The error is told at once, but this process ends after the others, which leave by themselves.
         linger = partial(_wait_for_others, store, others) if rank == 0 else partial(time.sleep, 10 * LOOK)
         atexit.register(linger)
