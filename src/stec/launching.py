@@ -77,7 +77,8 @@ def failing_together(fabric: Any) -> Iterator[None]:
         return
     store = dist.distributed_c10d._get_default_store()  # the first process keeps it
     finished = threading.Event()
-    threading.Thread(target=_watch, args=(store, rank, finished), daemon=True).start()
+    watch = threading.Thread(target=_watch, args=(store, rank, finished), daemon=True)
+    watch.start()
     try:
         yield
     except Stopped:  # all of them, after the same step
@@ -98,6 +99,7 @@ def failing_together(fabric: Any) -> Iterator[None]:
         raise
     finally:
         finished.set()
+        watch.join(PATIENCE)  # a thread that asks the store when Python ends would abort the process
 
 
 def _end_at_once() -> None:
