@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import sys
+import time
 
+import lives
 import pytest
 import torch
 from tiny_runs import Runner
@@ -38,3 +42,49 @@ def stec(monkeypatch, capsys, tmp_path):
         return code, out, err
 
     return call
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """Processes that it starts are forks of one that has loaded everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lives"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # what it loads, it looks for there
+        multiprocessing.forkserver.ensure_running()
+    return context
+
+
+class Command:
+    """`stec WORDS` in a process of its own."""
+
+    def __init__(self, context, words, folder, told) -> None:
+        self.told = told
+        self.process = context.Process(target=lives.command, args=(words, folder, told))
+        self.process.start()
+
+    def reach(self, metrics, lines):
+        """Waits for that many lines of metrics."""
+        while not (metrics.exists() and metrics.read_text().count("\n") >= lines):
+            assert self.process.is_alive(), self.told.read_text()
+            time.sleep(0.002)
+
+    def end(self):
+        """Waits for it -> exit code, and what it said."""
+        self.process.join(120)
+        return self.process.exitcode, self.told.read_text()
+
+
+@pytest.fixture
+def begin(nursery, tmp_path):
+    """Begins `stec WORDS` in an empty folder, beside the tests."""
+    begun = []
+
+    def start(*words):
+        begun.append(Command(nursery, words, tmp_path, tmp_path / f".told-{len(begun)}"))
+        return begun[-1]
+
+    yield start
+    for command in begun:
+        command.process.kill()
+        command.process.join()

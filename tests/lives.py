@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from stec import checkpoint, run
+from stec import checkpoint, cli, run
 from stec.config import load
 from stec.engine import Loop
 from stec.errors import Stopped
 from stec.reporter import Nobody
 from stec.run import CONFIG, METRICS, RunFolder
 from stec.training import pretrain
+from stec.transfer import running  # noqa: F401 - loaded once, for all of them
 
 # 3 steps per epoch and a line after every 4; queue, target and both models; a checkpoint after every step
 WORDS = (
@@ -60,6 +61,17 @@ def live(
         pretrain(config, folder, Nobody(), resume=there)
     except Stopped:
         sys.exit(os.EX_TEMPFAIL)
+
+
+def command(words: tuple[str, ...], folder: Path, told: Path) -> None:
+    """`stec WORDS` in a folder; all that it says goes to a file."""
+    os.chdir(folder)
+    with told.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    torch.set_num_threads(1)
+    sys.argv = ["stec", *words]
+    cli.main()
 
 
 def _die() -> None:

@@ -1,13 +1,9 @@
 """A run that is killed again and again ends as if it never had been."""
 
 import json
-import multiprocessing
-import multiprocessing.forkserver
-import os
 import random
 import signal
 import socket
-import sys
 import time
 
 import lives
@@ -23,18 +19,13 @@ DOOMS = [
 TIMED = 10  # further lives that end after a random time
 
 
-@pytest.fixture(scope="module")
-def born():
-    """Starts a life, in a fork of a process that has loaded everything: -> the process, and when training begins."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lives"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # what it loads, it looks for there
-        multiprocessing.forkserver.ensure_running()
+@pytest.fixture
+def born(nursery):
+    """Starts a life: -> the process, and when training begins."""
 
     def start(path, *words):
-        began = context.Event()
-        process = context.Process(target=lives.live, args=(path, began, *words))
+        began = nursery.Event()
+        process = nursery.Process(target=lives.live, args=(path, began, *words))
         process.start()
         return process, began
 

@@ -84,7 +84,9 @@ class SignalAt(Silent):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_step_saves_and_stops(whole, tmp_path, number):
-    with pytest.raises(Stopped, match=rf"stopped by {number.name} after step 5 of 12, all is saved; --resume"):
+    with pytest.raises(
+        Stopped, match=rf"stopped by {number.name} after step 5 of 12, all is saved; 'stec pretrain --resume"
+    ):
         start(tmp_path / "run", reporter=SignalAt(4, number))  # in the middle of the second epoch
     folder = RunFolder.open(tmp_path / "run")
     assert torch.load(folder.checkpoint, weights_only=True)["step"] == 5
@@ -135,7 +137,9 @@ def test_exit_codes_and_resume_auto(stec, tmp_path, monkeypatch, whole):
     monkeypatch.setattr(Pretraining, "watch", lambda *_: os.kill(os.getpid(), signal.SIGTERM) or watch(*_))
     code, _, err = stec(*command)
     assert code == os.EX_TEMPFAIL == 75
-    assert err.startswith("stec: stopped by SIGTERM after step 2 of 12, all is saved; --resume run goes on")
+    assert err.startswith(
+        "stec: stopped by SIGTERM after step 2 of 12, all is saved; 'stec pretrain --resume run' goes on"
+    )
     monkeypatch.setattr(Pretraining, "watch", watch)
     code, out, _ = stec(*command)
     assert code == 0

@@ -11,25 +11,23 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.logging import RichHandler
 
 from stec.commands import data, experiments, study, transfer, use
+from stec.commands.runs import Force, PrintConfig, Resume, check_options, open_run, show_config
 from stec.commands.screen import console
 from stec.commands.screen import hint as _hint
 from stec.commands.screen import make_table as _table
 from stec.commands.screen import show_list as _list
 from stec.commands.words import Words
 from stec.commands.words import recipe_and_config as _recipe_and_config
-from stec.config import SOUND, Config, load, read_recipe, recipe_names, to_yaml
+from stec.config import SOUND, Config, read_recipe, recipe_names
 from stec.errors import Stopped, UserError
 from stec.faults import describe
 from stec.progress import SPEEDS
-
-if TYPE_CHECKING:
-    from stec.run import RunFolder
 
 # Threads that wait for each other soon sleep instead of spinning: hardly slower on idle cores, and several times faster
 # where other programs use them too. OpenMP reads this when PyTorch is loaded, which is why no import above loads it.
@@ -42,46 +40,30 @@ app = typer.Typer(
     help="Self-supervised learning through efference copies: act, keep a copy of the action, and learn to infer it.",
 )  # fmt: skip
 
-ELSEWHERE = ("device", "devices", "strategy")  # keys that can change when a run is resumed
-
 
 @app.command()
 def pretrain(
     words: Words = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE-METHOD-seedN.")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Continue the run in this folder; auto: the run of these words, if begun."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the run folder if it exists.")] = False,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")] = False,
+    resume: Resume = None,
+    force: Force = False,
+    print_config: PrintConfig = False,
 ) -> None:
     """Trains an encoder. Without arguments: S-TEC on built-in data, in one to two minutes on two CPU cores."""
-    auto = resume == Path("auto")
-    if resume is not None and not auto and any(word.partition("=")[0] not in ELSEWHERE for word in words or []):
-        kept = "all keys from the run, but for device, devices and strategy"
-        raise UserError(f"--resume takes the recipe and {kept}; leave out the other words")
-    if resume is not None and force:
-        raise UserError("--resume continues a run, --force replaces it: choose one of them")
-    recipe, config = _recipe_and_config(words or [])
+    words = words or []
+    check_options(words, resume, force)
+    recipe, config = _recipe_and_config(words)
     if print_config:
-        print(to_yaml(config), end="")
+        show_config(config, words, resume)
         return
 
     from stec.progress import Watcher
-    from stec.run import CONFIG, RunFolder
     from stec.training import pretrain as train
 
     path = out or Path("runs") / _run_name(recipe, config)
-    if auto:
-        resume = path if (path / CONFIG).is_file() else None
-    if resume is None:
-        folder = RunFolder.new(path, recipe, force)
-    else:
-        folder = RunFolder.open(resume)
-        config = _same_run(config, folder) if auto else load(str(folder.path / CONFIG), words or [])
+    folder, config, resumed = open_run(path, recipe, config, words, resume, force)
     with Watcher(console) as watcher:
-        summary = train(config, folder, watcher, resume is not None)
+        summary = train(config, folder, watcher, resumed)
     if summary:
         _print_summary(summary, folder.path)
 
@@ -189,20 +171,6 @@ app.add_typer(study.app)  # analyze, report
 app.add_typer(use.app)  # probe, embed, neighbors, export
 app.add_typer(transfer.app, name="transfer")
 app.add_typer(experiments.app)  # experiment, results
-
-
-def _same_run(config: Config, folder: RunFolder) -> Config:
-    """The config, if it would give what the run in the folder gives; UserError if it would not."""
-    from stec.experiments.settings import differences, settings_of
-
-    was, now = ({**settings_of(c, c.data.source), "seed": c.seed} for c in (folder.config(), config))
-    words = differences(now, was)
-    if words:
-        raise UserError(
-            f"{folder.path} was begun with other settings than {' '.join(words)}: name another --out, "
-            "or replace it with --force instead of --resume auto"
-        )
-    return config
 
 
 def _run_name(recipe: str, config: Config) -> str:

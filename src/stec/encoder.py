@@ -94,12 +94,13 @@ def load(path: str | Path) -> Encoder:
     path = Path(path).expanduser()
     if not path.is_dir():
         return _read(path, None)
-    config = RunFolder.open(path).config()
+    folder = RunFolder.open(path)
+    config = folder.config()
     if config.method in SOUND:
         raise UserError(f"{path} is a run on sound: its probes are in summary.json, stec.audio.load opens its encoder")
     description = Description.of(config)
     if not (path / ENCODER).is_file():
-        raise UserError(f"{path} has no {ENCODER} yet: 'stec pretrain --resume {path}' goes on to write it")
+        raise UserError(f"{path} has no {ENCODER} yet: {folder.command} goes on to write it")
     return _read(path / ENCODER, description)
 
 

@@ -161,9 +161,7 @@ class Loop:
 
     def _stop(self) -> None:
         what = f"stopped by {self.interruption.name or 'a signal'} after step {self.step} of {self.steps}"
-        raise Stopped(
-            f"{what}, all is saved; --resume {self.folder.path} goes on" if self.fabric.is_global_zero else ""
-        )
+        raise Stopped(f"{what}, all is saved; {self.folder.command} goes on" if self.fabric.is_global_zero else "")
 
     def _batches(self) -> Iterator[tuple[Any, ...]]:
         """What is left of this process's share of an epoch, in an order that seed and epoch alone decide."""
@@ -265,7 +263,7 @@ class Loop:
         self.writer.join()
         if self.kept is None:
             return f"{self.folder.path} has no checkpoint yet"
-        return f"the checkpoint of step {self.kept} is kept, --resume {self.folder.path} goes on from it"
+        return f"the checkpoint of step {self.kept} is kept, {self.folder.command} goes on from it"
 
     # --- checkpoints ---
 

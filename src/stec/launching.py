@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from stec.errors import Stopped, UserError
+from stec.reporter import Nobody, Reporter
 
 FAILED, LEFT = "stec/failed", "stec/left"  # in the store that all processes share
 LOOK = 0.5  # seconds between looks at it
@@ -63,6 +65,16 @@ def _end_later(children: list[Any]) -> None:
         child.kill()
     print("stec:", LOST, file=sys.stderr)
     _end_at_once()
+
+
+@contextmanager
+def working(fabric: Any, reporter: Reporter) -> Iterator[Reporter]:
+    """Within, the processes of a run fail together, and the first speaks for all. -> whom this one reports to"""
+    if not fabric.is_global_zero:
+        reporter = Nobody()
+        logging.getLogger("stec").setLevel(logging.WARNING)  # what all have to say, the first does
+    with failing_together(fabric):
+        yield reporter
 
 
 @contextmanager

@@ -26,6 +26,7 @@ CONFIG, METRICS, CHECKPOINT, PREVIOUS, ENCODER, SUMMARY = (
     "encoder.safetensors",
     "summary.json",
 )
+FINE_TUNING = "classification"  # in place of a recipe, for runs that a classification makes
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,14 @@ class RunFolder:
             path.write_text(f"# recipe: {self.recipe}\n{to_yaml(config)}")
 
     @property
+    def command(self) -> str:
+        """What continues the run, in words."""
+        if self.recipe == FINE_TUNING:
+            return "the same command"
+        task = task_of(self.path)
+        return f"'stec {f'transfer {task}' if task else 'pretrain'} --resume {self.path}'"
+
+    @property
     def checkpoint(self) -> Path:
         """The path of the last checkpoint."""
         return self.path / CHECKPOINT
@@ -87,7 +96,7 @@ class RunFolder:
 
     def config(self) -> Config:
         """The resolved config that was saved with a pretraining."""
-        if is_transfer(self.path):
+        if task_of(self.path):
             raise UserError(f"{self.path} is a transfer, which has no encoder of its own: name the run it started from")
         return load(str(self.path / CONFIG))
 
@@ -128,7 +137,7 @@ class RunFolder:
         except ValueError:
             summary = None
         if not isinstance(summary, dict):
-            raise UserError(f"{path} is damaged; 'stec pretrain --resume {self.path}' makes it anew")
+            raise UserError(f"{path} is damaged; {self.command} makes it anew")
         return summary
 
     def save_summary(self, summary: dict[str, Any]) -> None:
@@ -137,10 +146,10 @@ class RunFolder:
             path.write_text(json.dumps(summary, indent=2) + "\n")
 
 
-def is_transfer(path: Path) -> bool:
-    """Whether the run in a folder is a transfer, to detection or segmentation."""
-    config = path / CONFIG
-    return config.is_file() and any(line.startswith("task:") for line in config.read_text().splitlines())
+def task_of(path: Path) -> str | None:
+    """What the run in a folder is, if it is a transfer: detection or segmentation."""
+    lines = read_text(path / CONFIG).splitlines() if (path / CONFIG).is_file() else []
+    return next((line.removeprefix("task:").strip() for line in lines if line.startswith("task:")), None)
 
 
 def save_weights(path: Path, state: dict[str, Tensor], metadata: dict[str, str]) -> None:

@@ -6,7 +6,6 @@ summary = pretrain(config, folder, reporter)
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -26,12 +25,12 @@ from stec.evaluation import health
 from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
-from stec.launching import failing_together
+from stec.launching import working
 from stec.method import Losses, Method, build, check_pairing, fix_settings
 from stec.networks.encoders import create_encoder, library_module
 from stec.optim import create_optimizer, scaled_rate, warmup_cosine
 from stec.processes import mean, shares
-from stec.reporter import Nobody, Reporter
+from stec.reporter import Reporter
 from stec.run import RunFolder
 from stec.views import ViewBatch, Views
 
@@ -77,20 +76,17 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     With several processes, all but the first return nothing.
     """
     if config.method in SOUND:
-        from stec.audio.training import pretrain as listen
-
-        return listen(config, folder, reporter, resume)
-    config = dataclasses.replace(config, manipulation=fix_settings(config.method, config.manipulation))
-    check_pairing(config)
+        from stec.audio.training import pretrain as learn
+    else:
+        learn = _pretrain
+        config = dataclasses.replace(config, manipulation=fix_settings(config.method, config.manipulation))
+        check_pairing(config)
     fabric = make_fabric(config)
     start_compilers(config.compile, fabric.device)
-    if not fabric.is_global_zero:
-        reporter = Nobody()
-        logging.getLogger("stec").setLevel(logging.WARNING)  # what all have to say, the first does
-    about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
-    reporter.note(f"{about} -> {folder.path}")
-    with failing_together(fabric):
-        return _pretrain(config, fabric, folder, reporter, resume)
+    with working(fabric, reporter) as reporter:
+        about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
+        reporter.note(f"{about} -> {folder.path}")
+        return learn(config, fabric, folder, reporter, resume)
 
 
 def _pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Reporter, resume: bool) -> dict[str, Any]:

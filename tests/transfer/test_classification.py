@@ -1,7 +1,9 @@
 """`stec transfer classification`: which labels are used, that nothing else is, and what comes out."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from tiny_runs import Runner, Silent
 
 import stec as library
 from stec.data import shapes
-from stec.errors import UserError
+from stec.errors import Stopped, UserError
 from stec.probe import probe
 from stec.transfer.classification import choose, classify, configure
 
@@ -133,6 +135,22 @@ def test_an_interrupted_classification_is_continued_and_another_refused(run):
     next(encoder.parameters()).mul_(2)
     encoder.save(run / "encoder.safetensors")
     with pytest.raises(UserError, match="changed since"):
+        classified(run)
+
+
+def test_a_signal_stops_it_with_the_advice_to_repeat_it(run):
+    class Signalled(Silent):
+        def progress(self, progress):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="all is saved; the same command goes on"):
+        classified(run, reporter=Signalled())
+
+
+def test_several_processes_would_write_the_same_files(run, monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="takes one process"):
         classified(run)
 
 

@@ -46,7 +46,7 @@ def study(path: Path, frames: int, seed: int) -> Study:
     config, summary = folder.config(), folder.summary()
     metrics = folder.metrics()
     if summary is None or not metrics:
-        raise UserError(f"{path} is not finished: stec pretrain --resume {path} continues it")
+        raise UserError(f"{path} is not finished: {folder.command} continues it")
     steps = [metrics[-1][f"identity_step{k}"] for k in range(1, config.audio.steps + 1)]
     sounds = open_sounds(config)
     parts = split(sounds, config.audio.test_speakers)

@@ -15,22 +15,15 @@ from stec.audio.method import Method
 from stec.audio.network import RATE, Network
 from stec.audio.sounds import Sounds, Split, split
 from stec.audio.windows import Pieces, Windows
-from stec.compiling import start_compilers
 from stec.config import Config
-from stec.engine import Fabric, Loop, Task, make_fabric
+from stec.engine import Fabric, Loop, Task
 from stec.optim import warmup_cosine
-from stec.reporter import Nobody, Reporter
+from stec.reporter import Reporter
 from stec.run import RunFolder
 
 
-def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool = False) -> dict[str, Any]:
-    """As `stec.training.pretrain`, which calls it for the methods that learn from sound."""
-    fabric = make_fabric(config)
-    start_compilers(config.compile, fabric.device)
-    if not fabric.is_global_zero:
-        reporter = Nobody()
-    about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
-    reporter.note(f"{about} -> {folder.path}")
+def pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Reporter, resume: bool) -> dict[str, Any]:
+    """What `stec.training.pretrain` does with the methods that learn from sound."""
     sounds = open_sounds(config)
     parts = split(sounds, config.audio.test_speakers)
     task = Listening(config, fabric, sounds, parts)

@@ -71,10 +71,10 @@ def report(
 ) -> None:
     """Writes one HTML page about runs: curves, tables, a map of their features, pairs of views, an action explorer."""
     from stec.report.page import write_report
-    from stec.run import RunFolder, is_transfer
+    from stec.run import RunFolder, task_of
 
     folders = [RunFolder.open(path) for path in runs]  # all, before the first is worked on
-    sound = [not is_transfer(folder.path) and folder.config().method in SOUND for folder in folders]
+    sound = [not task_of(folder.path) and folder.config().method in SOUND for folder in folders]
     if any(sound) and not all(sound):
         raise UserError("runs on images and runs on sound have nothing to share: make a page of each kind")
     with console.status("looking ..."):

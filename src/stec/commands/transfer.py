@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stec.commands.runs import Force, PrintConfig, Resume, check_options, is_named, open_run, show_config
 from stec.commands.screen import console, make_table, say
 from stec.commands.transfer_classification import classification
 from stec.commands.words import Words
@@ -22,9 +23,6 @@ Start = Annotated[
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE-RUN-seedN.")]
-Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Continue the transfer in this folder.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace the run folder if it exists.")]
-PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")]
 
 
 @app.command()
@@ -70,33 +68,26 @@ def _transfer(
     task: str, start: str | None, words: list[str], out: Path | None, resume: Path | None, force: bool, show: bool
 ) -> tuple[dict[str, Any], Path]:
     """Runs it. -> the summary (empty where nothing was run, or another process has it) and the run folder."""
-    from stec.config import to_yaml
-    from stec.transfer.config import load_transfer, recipe_and_config
+    from stec.transfer.config import recipe_and_config
 
-    if resume is not None and (start or words):
-        raise UserError("--resume takes the start, the recipe and all keys from the run; leave out the other words")
-    if resume is None and start is None:
+    if start is not None and (is_named(resume) or ("=" in start and not Path(start).exists())):
+        words, start = [start, *words], None
+    check_options(words, resume, force)
+    if start is None and not is_named(resume):
         raise UserError(f"from which encoder? 'stec transfer {task} RUN', with a run folder, a file, or none")
     recipe, config = recipe_and_config(task, start or "none", words)
     if show:
-        print(to_yaml(config), end="")
+        show_config(config, words, resume)
         return {}, Path()
 
     from stec.progress import Watcher
-    from stec.run import CONFIG, RunFolder
     from stec.transfer.running import transfer
 
-    if resume is not None:
-        folder = RunFolder.open(resume)
-        config = load_transfer(str(resume / CONFIG))
-        if config.task != task:
-            raise UserError(f"{resume} is a {config.task}: continue it with 'stec transfer {config.task} --resume'")
-    else:
-        origin = Path(config.start.rpartition(":")[2]).expanduser()
-        name = f"{Path(recipe).stem}-{origin.name if origin.is_dir() else origin.stem}-seed{config.seed}"
-        folder = RunFolder.new(out or Path("runs") / name, recipe, force)
+    origin = Path(config.start.rpartition(":")[2]).expanduser()
+    name = f"{Path(recipe).stem}-{origin.name if origin.is_dir() else origin.stem}-seed{config.seed}"
+    folder, config, resumed = open_run(out or Path("runs") / name, recipe, config, words, resume, force)
     with Watcher(console) as watcher:
-        return transfer(config, folder, watcher, resume is not None), folder.path
+        return transfer(config, folder, watcher, resumed), folder.path
 
 
 def _print(summary: dict[str, Any], rows: dict[str, str], path: Path) -> None:

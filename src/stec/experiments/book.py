@@ -106,7 +106,7 @@ def read_run(path: Path, book: Book, data: str | None = None) -> Run:
 def _read_run(path: Path, book: Book, data: str | None) -> Run:
     folder = RunFolder.open(path)
     if not (path / SUMMARY).is_file():
-        raise UserError(f"{path} is not finished: it has no {SUMMARY}; stec pretrain --resume {path} continues it")
+        raise UserError(f"{path} is not finished: it has no {SUMMARY}; {folder.command} continues it")
     config, summary = load_run(path), folder.summary() or {}
     source = config.data.source
     if data is None:

@@ -15,7 +15,7 @@ from stec.report import tables
 from stec.report.material import Material, gather
 from stec.report.payload import payload
 from stec.report.transfers import page_file, render_transfers
-from stec.run import is_transfer, replacing
+from stec.run import replacing, task_of
 
 SCRIPTS = ("actions.js", "drawing.js", "charts.js", "map.js", "gallery.js", "explorer.js", "main.js")
 
@@ -28,7 +28,7 @@ def write_report(
     Returns:
         Its path, and what it could not show.
     """
-    transfers = [is_transfer(path) for path in paths]
+    transfers = [task_of(path) is not None for path in paths]
     if any(transfers) and not all(transfers):
         raise UserError("a page is about pretraining or about transfers: name the runs of one kind")
     if out is None:

@@ -25,10 +25,11 @@ from stec.engine import Fabric, Loop, Task, make_fabric
 from stec.errors import UserError, nearest
 from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.linear import fit_linear
+from stec.launching import launched
 from stec.networks.encoders import library_module
 from stec.optim import create_optimizer, scaled_rate, warmup_cosine
 from stec.reporter import Reporter
-from stec.run import CONFIG, RunFolder, save_weights
+from stec.run import CONFIG, FINE_TUNING, RunFolder, save_weights
 from stec.views import Views
 
 SHARES = (1, 10, 100)  # percent of the training labels
@@ -73,6 +74,8 @@ def classify(
         fine_tune: Whether to; else linear classifiers alone.
         force: Do not continue what is there.
     """
+    if math.prod(launched() or ()) > 1:
+        raise UserError("a classification takes one process: start it without torchrun or srun")
     fabric = make_fabric(config)
     encoder = encoder.to(fabric.device)
     dataset = data.load(config.data, fabric.device)
@@ -241,7 +244,7 @@ def _fine_tune(task: FineTuning, path: Path, reporter: Reporter, force: bool) ->
     """Trains or continues. -> what a row tells of it"""
     forget_earlier_runs()
     resume = (path / CONFIG).is_file() and not force
-    folder = RunFolder.open(path) if resume else RunFolder.new(path, "classification", force)
+    folder = RunFolder.open(path) if resume else RunFolder.new(path, FINE_TUNING, force)
     loop = Loop(task.config, task.fabric, folder, reporter, task)
     loop.begin(resume)
     loop.run()

@@ -11,10 +11,11 @@ from stec import config
 from stec.checking import Checks
 from stec.config import Config
 from stec.errors import UserError
-from stec.run import CONFIG, is_transfer
+from stec.run import CONFIG, task_of
 
 FOLDER = "transfer"  # of these recipes, among all
 TASKS = ("detection", "segmentation")
+NONE, TORCHVISION = "none", "torchvision:"  # starts that do not say themselves which encoder they are
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,9 @@ def recipe_and_config(task: str, start: str, words: Sequence[str]) -> tuple[str,
     names = [word for word in words if "=" not in word]
     if len(names) > 1:
         raise UserError(f"more than one recipe: {', '.join(names)}; everything else is key=value")
+    for word in words:
+        if word.startswith("start=") or (word.startswith("encoder=") and knows_its_encoder(start)):
+            raise UserError(f"{word}: the start, {start}, says so itself; leave it out")
     recipe = names[0] if names else f"shapes-{task}"
     loaded = load_transfer(recipe, [word for word in words if "=" in word])
     if loaded.task != task:
@@ -114,15 +118,20 @@ def recipe_and_config(task: str, start: str, words: Sequence[str]) -> tuple[str,
     return recipe, dataclasses.replace(loaded, start=start)
 
 
+def knows_its_encoder(start: str) -> bool:
+    """Whether a start says itself which encoder it is, as a run and a file do."""
+    return start != NONE and not start.startswith(TORCHVISION)
+
+
 def recipe_names() -> list[str]:
     """The recipes for transfers."""
     return config.recipe_names(FOLDER)
 
 
-def load_run(run: Path) -> Config | TransferConfig:
-    """The config of a run folder, whatever it trained."""
+def load_run(run: Path, words: Sequence[str] = ()) -> Config | TransferConfig:
+    """The config of a run folder, whatever it trained, with `key=value` words laid over it."""
     path = str(run / CONFIG)
-    return load_transfer(path) if is_transfer(run) else config.load(path)
+    return load_transfer(path, words) if task_of(run) else config.load(path, words)
 
 
 _CHOICES = {

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from stec.engine import Loop, make_fabric
-from stec.reporter import Nobody, Reporter
+from stec.engine import Fabric, Loop, make_fabric
+from stec.launching import working
+from stec.reporter import Reporter
 from stec.run import RunFolder
 from stec.transfer.config import TransferConfig
 from stec.transfer.pictures import save_sheet
 from stec.transfer.scenes import SceneSet, load_scenes
 from stec.transfer.tasks import Detection, Segmentation
-from stec.transfer.trunks import open_start
+from stec.transfer.trunks import Start, open_start
 
 TASKS = {"detection": Detection, "segmentation": Segmentation}
 
@@ -28,10 +29,15 @@ def transfer(config: TransferConfig, folder: RunFolder, reporter: Reporter, resu
     start = open_start(config.start, config.encoder)
     config = dataclasses.replace(config, encoder=start.name)
     fabric = make_fabric(config)
-    if not fabric.is_global_zero:
-        reporter = Nobody()
-    about = f"{config.task} from {config.start} ({config.encoder}), {config.epochs} epochs, seed {config.seed}"
-    reporter.note(f"{about} -> {folder.path}")
+    with working(fabric, reporter) as reporter:
+        about = f"{config.task} from {config.start} ({config.encoder}), {config.epochs} epochs, seed {config.seed}"
+        reporter.note(f"{about} -> {folder.path}")
+        return _transfer(config, start, fabric, folder, reporter, resume)
+
+
+def _transfer(
+    config: TransferConfig, start: Start, fabric: Fabric, folder: RunFolder, reporter: Reporter, resume: bool
+) -> dict[str, Any]:
     scenes = load_scenes(config.data, config.task, fabric.device)
     _note_scenes(scenes, config.data.size, reporter)
     task = TASKS[config.task](config, start, scenes, fabric.device)

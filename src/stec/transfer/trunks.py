@@ -23,9 +23,8 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from stec.encoder import load
 from stec.errors import UserError, nearest
 from stec.networks.encoders import ResNetEncoder, SmallResNet, create_encoder
+from stec.transfer.config import NONE, TORCHVISION
 
-NONE = "none"
-_TORCHVISION = "torchvision:"
 # What torchvision's weights were trained on: RGB in [0, 1] less the mean, over the standard deviation.
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -44,9 +43,9 @@ def open_start(start: str, encoder: str) -> Start:
     """The encoder that a start names. `encoder` is the name of one for starts that do not know it themselves."""
     if start == NONE:
         return Start(create_encoder(encoder), encoder, (0.0,) * 3, (1.0,) * 3, False)
-    if start.startswith(_TORCHVISION):
+    if start.startswith(TORCHVISION):
         network = create_encoder(encoder)
-        _fill(network, encoder, start.removeprefix(_TORCHVISION))
+        _fill(network, encoder, start.removeprefix(TORCHVISION))
         return Start(network, encoder, *_IMAGENET, True)
     loaded = load(start)
     network = loaded.network.requires_grad_(True)
@@ -83,11 +82,11 @@ def _download(encoder: str, name: str) -> dict[str, Any]:
     known = get_model_weights(encoder)
     names = [weights.name for weights in known]
     if name not in names:
-        raise UserError(f"{_TORCHVISION}{name}: no such file, and of {encoder} torchvision has {nearest(name, names)}")
+        raise UserError(f"{TORCHVISION}{name}: no such file, and of {encoder} torchvision has {nearest(name, names)}")
     try:
         return known[name].get_state_dict(progress=False, check_hash=True)
     except (OSError, RuntimeError) as error:  # no connection, or half a file
-        raise UserError(f"{_TORCHVISION}{name} cannot be downloaded: {error}") from None
+        raise UserError(f"{TORCHVISION}{name} cannot be downloaded: {error}") from None
 
 
 class Trunk(nn.Module):
