@@ -142,13 +142,18 @@ def test_an_error_in_one_process_ends_all_with_one_message(tmp_path):
     assert "Traceback" not in done.stderr + done.stdout
 
 
-def test_a_process_that_is_killed_ends_all(tmp_path):
+def test_two_processes_hold_their_run_and_if_one_is_killed_both_end(tmp_path):
     words = [*TINY, "epochs=1000", "log_every=1", "device=cpu", "devices=2", "--out", str(tmp_path / "run")]
     command = [sys.executable, "-m", "stec", "pretrain", *words]
     main = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics, until = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 240
     while not metrics.exists() and time.monotonic() < until:
         time.sleep(0.1)
+    second = [*command[:4], "--resume", str(tmp_path / "run"), "device=cpu", "devices=2"]
+    refused = subprocess.run(second, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2
+    assert refused.stderr.count("stec:") == 1, "the first of two processes asks for the folder"
+    assert "another process is at work on this run" in refused.stderr
     children = Path(f"/proc/{main.pid}/task/{main.pid}/children").read_text().split()
     main.send_signal(signal.SIGSTOP)  # so that what watches over the processes and the one that waits notice at once
     os.kill(int(children[0]), signal.SIGKILL)

@@ -246,7 +246,7 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_is_kept(disk, whole):
     ):
         start(disk / "run")
     folder = RunFolder.open(disk / "run")
-    assert not list(folder.path.glob(".*"))
+    assert not list(folder.path.glob(".*.part"))
     reached = checkpoint.read(folder.checkpoint)["step"]
     assert 0 < reached < 12
     subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
@@ -278,7 +278,7 @@ def test_a_limit_on_file_sizes_is_one_line_and_the_last_checkpoint_is_kept(copy,
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert copy.checkpoint.read_bytes() == before
-    assert not list(copy.path.glob(".*"))
+    assert not list(copy.path.glob(".*.part"))
 
 
 def test_a_run_killed_while_its_folder_was_made_can_be_begun_again(tmp_path):

@@ -134,6 +134,7 @@ def test_nan_before_any_checkpoint(train, monkeypatch):
 def test_the_run_folder_explains_the_run(train):
     folder, summary = train("run", "baselines=true")
     assert sorted(p.name for p in folder.path.iterdir()) == [
+        ".lock",
         "checkpoint-previous.pt",
         "checkpoint.pt",
         "config.yaml",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -35,7 +37,16 @@ class Interruption:
         self.name = signal.Signals(number).name
 
 
-def ignore_signals(worker: int = 0) -> None:
+def serve(worker: int = 0) -> None:
     """For processes that read data: they get the same signals, and end when the run that they work for does."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Also if it is killed: PyTorch looks for that every five seconds, and in vain where a server forks processes."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

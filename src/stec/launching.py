@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from stec.errors import Stopped, UserError
 from stec.reporter import Nobody, Reporter
+from stec.run import RunFolder
 
 FAILED, LEFT = "stec/failed", "stec/left"  # in the store that all processes share
 LOOK = 0.5  # seconds between looks at it
@@ -68,12 +69,15 @@ def _end_later(children: list[Any]) -> None:
 
 
 @contextmanager
-def working(fabric: Any, reporter: Reporter) -> Iterator[Reporter]:
-    """Within, the processes of a run fail together, and the first speaks for all. -> whom this one reports to"""
+def working(fabric: Any, folder: RunFolder, reporter: Reporter) -> Iterator[Reporter]:
+    """Within, the processes of a run fail together, and the first holds its folder and speaks for all.
+
+    Yields whom this process reports to.
+    """
     if not fabric.is_global_zero:
         reporter = Nobody()
         logging.getLogger("stec").setLevel(logging.WARNING)  # what all have to say, the first does
-    with failing_together(fabric):
+    with failing_together(fabric), folder.held() if fabric.is_global_zero else nullcontext():
         yield reporter
 
 

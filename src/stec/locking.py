@@ -10,16 +10,36 @@ from pathlib import Path
 
 from stec.errors import UserError
 
+_handles: set[int] = set()  # of all that this process holds
+
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Holds a folder, or a file made for it, alone; the system lets it go when the process ends, however it ends."""
+    """Holds a folder, or a file made for it, alone; the system lets it go when the process ends, however it ends.
+
+    On a file system that cannot lock, nobody is kept out.
+    """
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    _handles.add(handle)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            raise UserError(f"another process is at work on this run ({path} is locked)") from None
+            held = f"another process is at work on this run ({path} is locked)"
+            raise UserError(f"{held}: wait until it has ended, or stop it") from None
+        except OSError:
+            pass  # not every file system can
         yield
     finally:
-        os.close(handle)
+        if handle in _handles:
+            _handles.remove(handle)
+            os.close(handle)
+
+
+def _let_go() -> None:
+    """Processes that read images outlive a run that is killed, by seconds: what it held, they must not hold on to."""
+    while _handles:
+        os.close(_handles.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stec.config import Config, load, read_text, to_yaml
 from stec.errors import UserError
+from stec.locking import locked
 
 CONFIG, METRICS, CHECKPOINT, PREVIOUS, ENCODER, SUMMARY = (
     "config.yaml",
@@ -26,6 +27,7 @@ CONFIG, METRICS, CHECKPOINT, PREVIOUS, ENCODER, SUMMARY = (
     "encoder.safetensors",
     "summary.json",
 )
+LOCK = ".lock"  # held while a process trains
 FINE_TUNING = "classification"  # in place of a recipe, for runs that a classification makes
 
 
@@ -62,6 +64,21 @@ class RunFolder:
         first = read_text(path / CONFIG).partition("\n")[0]
         return cls(path, first.removeprefix("# recipe: ").strip())
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within, no other process trains in the folder, which is made; if nothing begins there, it goes again."""
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        self.path.mkdir(parents=True, exist_ok=True)
+        with locked(self.path / LOCK, wait=False):
+            try:
+                yield
+            finally:
+                if not (self.path / CONFIG).is_file():
+                    (self.path / LOCK).unlink(missing_ok=True)
+                    with suppress(OSError):  # somebody else has put something there
+                        for path in made:
+                            path.rmdir()
+
     def begin(self, config: Any) -> None:
         """Makes the folder, empty but for the config: everything is in order, training is about to start.
 
@@ -71,7 +88,7 @@ class RunFolder:
         for old in self.path.iterdir():
             if old.is_dir() and not old.is_symlink():
                 shutil.rmtree(old)
-            elif old.name != CONFIG:
+            elif old.name not in (CONFIG, LOCK):
                 old.unlink()
         with replacing(self.path / CONFIG) as path:
             path.write_text(f"# recipe: {self.recipe}\n{to_yaml(config)}")

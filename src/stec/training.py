@@ -83,7 +83,7 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
         check_pairing(config)
     fabric = make_fabric(config)
     start_compilers(config.compile, fabric.device)
-    with working(fabric, reporter) as reporter:
+    with working(fabric, folder, reporter) as reporter:
         about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
         reporter.note(f"{about} -> {folder.path}")
         return learn(config, fabric, folder, reporter, resume)

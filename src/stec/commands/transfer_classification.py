@@ -36,8 +36,9 @@ def classification(
     Interrupted, the same command continues.
     """
     from stec import load
+    from stec.locking import locked
     from stec.progress import Watcher
-    from stec.run import make_room, replacing
+    from stec.run import LOCK, make_room, replacing
     from stec.transfer.classification import classify, configure
 
     encoder = load(run)
@@ -47,10 +48,11 @@ def classification(
         out = (run if run.is_dir() else run.with_suffix("")) / "transfer" / name
     results = out / "classification.json"
     make_room(results)
-    with Watcher(console) as watcher:
-        found = classify(encoder, config, out, watcher, not linear_only, force)
-    with replacing(results) as part:
-        part.write_text(json.dumps(found, indent=2) + "\n")
+    with locked(out / LOCK, wait=False):
+        with Watcher(console) as watcher:
+            found = classify(encoder, config, out, watcher, not linear_only, force)
+        with replacing(results) as part:
+            part.write_text(json.dumps(found, indent=2) + "\n")
     _show(found)
     say(f"{found['data']}, {len(found['classes'])} classes, {found['test_images']:,} images to test; in {results}")
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from stec.data.pictures import Block, Failure, Pictures, allowed_failures, read_block
 from stec.errors import UserError
-from stec.interruption import ignore_signals
+from stec.interruption import serve
 
 logger = logging.getLogger("stec")
 
@@ -92,7 +92,7 @@ class StreamedSplit:
             num_workers=self._workers,
             prefetch_factor=AHEAD if self._workers else None,
             pin_memory=self._device.type == "cuda",
-            worker_init_fn=ignore_signals,
+            worker_init_fn=serve,
             generator=torch.Generator(),  # else every epoch would draw from the generator that training uses
         )
         for block in loader:

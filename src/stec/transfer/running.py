@@ -29,7 +29,7 @@ def transfer(config: TransferConfig, folder: RunFolder, reporter: Reporter, resu
     start = open_start(config.start, config.encoder)
     config = dataclasses.replace(config, encoder=start.name)
     fabric = make_fabric(config)
-    with working(fabric, reporter) as reporter:
+    with working(fabric, folder, reporter) as reporter:
         about = f"{config.task} from {config.start} ({config.encoder}), {config.epochs} epochs, seed {config.seed}"
         reporter.note(f"{about} -> {folder.path}")
         return _transfer(config, start, fabric, folder, reporter, resume)
