@@ -3,14 +3,17 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 from PIL import Image
+from rich.console import Console
 from tiny_runs import TINY
 
 from stec import training
+from stec.commands import screen
 from stec.config import load
 from stec.run import RunFolder
 
@@ -90,6 +93,16 @@ def test_lists(stec):
     assert "any tree of images" in sources
 
 
+def test_lists_fit_a_narrow_terminal(stec, monkeypatch):
+    monkeypatch.setattr(screen, "console", Console(width=80, force_terminal=True, no_color=True))
+    _, out, _ = stec("recipes")
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    begun = next(line for line in lines if line.startswith("cifar10-resnet18-barlow"))
+    following = lines[lines.index(begun) + 1]
+    assert following.startswith(" " * begun.index("Barlow Twins")), "a line that goes on keeps to its column"
+
+
 def test_data_describes_ones_own_images(stec, tmp_path):
     for i in range(20):
         path = tmp_path / "pictures" / ("cat", "dog")[i % 2] / f"{i}.png"
@@ -99,6 +112,7 @@ def test_data_describes_ones_own_images(stec, tmp_path):
     assert code == 0
     assert "2: cat, dog" in out
     assert "18 images, 18 labelled" in out
+    assert out.startswith("pictures has no test folder: held out 2 of its images"), "one plain line"
 
 
 def test_views_draws_a_picture(stec, tmp_path):
@@ -119,17 +133,30 @@ def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):
     refused(stec("pretrain", "encoder=resnet17"), "resnet17", "did you mean 'resnet1")
     refused(stec("pretrain", "default", "other"), "more than one recipe")
     refused(stec("pretrain", "epoch=3"), "did you mean 'epochs'")
-    refused(stec("pretrain", "epochs=three"), "epochs", "three")
+    refused(stec("pretrain", "epochs=three"), "epochs=three: expected a whole number")
+    refused(stec("pretrain", "views.area=0.5"), "views.area=0.5: expected numbers in brackets, such as [1,2]")
+    refused(stec("pretrain", "seed=-1"), "seed=-1: must be at least 0")
+    refused(stec("pretrain", "device=gpu"), "device=gpu: choose from auto, cpu, cuda")
+    refused(stec("pretrain", "epochs=1"), "optimizer.warmup_epochs=2.0: is longer than the run; 0 does without")
+    refused(stec("pretrain", "SimCLR"), "unknown recipe 'SimCLR': did you mean method=simclr?")
+    refused(stec("data", "cifar10"), "did you mean data.source=cifar10?")
     refused(stec("pretrain", "--resume", "nowhere"), "nowhere is not a run folder")
     refused(stec("pretrain", "--resume", "nowhere", "epochs=3"), "leave out the other words")
     refused(stec("pretrain", "data.source=folder"), "needs data.root")
     refused(stec("pretrain", "data.source=folder", "data.root=nowhere"), "nowhere")
     (tmp_path / "empty").mkdir()
+    refused(stec("pretrain", "empty"), "it is a folder; 'folder data.root=empty' reads your own images")
+    refused(stec("pretrain", "data.root=empty"), "data.source=shapes reads no files")
     refused(stec("pretrain", "data.source=folder", "data.root=empty"), "empty", "no image")
     refused(stec("pretrain", *TINY, "batch_size=1000"), "batch_size=1000", "96 examples")
     refused(stec("pretrain", "cifar10-resnet18-stec"), "data.download=true")
     (tmp_path / "file").write_text("")
     refused(stec("pretrain", *TINY, "--out", "file"), "file is a file")
+    refused(stec("pretrain", "folder", "data.root=file"), "data.root=file: a file, not a folder")
+    refused(stec("pretrain", "--resume", "run", "--out", "other"), "leave out --out")
+    refused(stec("views", "-o", "views.txt"), "has to end in .png or .jpg")
+    refused(stec("views", "-o", "file/views.png"), "there is a file where its folder should be")
+    refused(stec("bench", "-o", "empty"), "empty cannot be written")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +169,8 @@ def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):
         ("manipulation.action=allocentric views.area=[1,1] views.mirror=0", "nothing to infer"),
         ("views.solarize=1", "nothing to infer"),
         ("method=relic identity.alpha=-1", "identity.alpha=-1.0: must be at least 0"),
+        ("encoder=resnet17", "did you mean 'resnet1"),
+        ("encoder=timm:vit_tinny_patch16_224", "did you mean 'vit_tiny_patch16_224'"),
         ("manipulation.k=1", "manipulation.k=1: must be at least 2"),
     ],
 )

@@ -141,10 +141,12 @@ class Page(HTMLParser):
 def test_the_page_needs_nothing_else_and_names_every_image(folder, tmp_path):
     Image.new("RGB", (9, 9), "red").save(folder / "<b>&.png")
     odd = Answer(folder / "<b>&.png", ["red.png"], [0.5])
-    write_sheet([*answers(folder), odd], folder, tmp_path / "sheet.html")
+    below = Answer(folder / "sub/sky.png", ["green.png"], [0.5])
+    write_sheet([*answers(folder), odd, below], folder, tmp_path / "sheet.html")
     text = (tmp_path / "sheet.html").read_text()
     page = Page(text)
     shown = ["red.png", "rose.png", "sub/sky.png", "green.png", "grass.png", "red.png", "<b>&.png", "red.png"]
+    shown += ["sub/sky.png", "green.png"]
     assert [image["alt"] for image in page.images] == shown
     assert all(image["src"].startswith("data:image/jpeg;base64,") for image in page.images)
     assert not re.findall(r"(?:src|href)=\"(?!data:)", text)

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from stec.errors import UserError, nearest
+
+FEW = 4  # choices that are all named
+
+
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
+
+
+def wanted(kind: type, key: str) -> str:
+    """What a dotted key of a tree of dataclasses takes."""
+    name, _, rest = key.partition(".")
+    field = next(field for field in dataclasses.fields(kind) if field.name == name)
+    if rest and isinstance(field.default_factory, type):
+        return wanted(field.default_factory, rest)
+    first, *others = str(field.type).split(" | ")
+    listed = "words in brackets, such as [a,b]" if "str" in first else "numbers in brackets, such as [1,2]"
+    return _WORDS.get(first, listed) + (" or null" if others else "")
+
+
+def require_folder(path: Path, key: str = "") -> None:
+    """UserError unless there is such a folder; `key` is how it was given, such as `data.root=`."""
+    if not path.is_dir():
+        raise UserError(f"{key}{path}: {'a file, not a folder' if path.exists() else 'no such folder'}")
 
 
 class Checks:
@@ -29,10 +53,18 @@ class Checks:
     def require_choices(self, allowed: Mapping[str, Sequence[str]]) -> None:
         """Every key has one of its values."""
         for key, choices in allowed.items():
-            self.require(self.value_of(key) in choices, key, nearest(str(self.value_of(key)), choices))
+            value = str(self.value_of(key))
+            few = len(choices) <= FEW
+            self.require(value in choices, key, f"choose from {', '.join(choices)}" if few else nearest(value, choices))
 
     def require_at_least(self, bounds: Mapping[str, float]) -> None:
         """Every key has that value or a larger one, or none."""
         for key, least in bounds.items():
             value = self.value_of(key)
             self.require(value is None or value >= least, key, f"must be at least {least}")
+
+    def require_schedule(self) -> None:
+        """Of the optimizer."""
+        self.require(self.value_of("optimizer.momentum") < 1, "optimizer.momentum", "must be below 1")
+        warmup = "optimizer.warmup_epochs"
+        self.require(self.value_of(warmup) <= self.config.epochs, warmup, "is longer than the run; 0 does without")

@@ -14,11 +14,10 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.logging import RichHandler
 
 from stec.commands import data, experiments, study, transfer, use
 from stec.commands.runs import Force, PrintConfig, Resume, check_options, open_run, show_config
-from stec.commands.screen import console
+from stec.commands.screen import Saying, console
 from stec.commands.screen import hint as _hint
 from stec.commands.screen import make_table as _table
 from stec.commands.screen import show_list as _list
@@ -44,14 +43,16 @@ app = typer.Typer(
 @app.command()
 def pretrain(
     words: Words = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE-METHOD-seedN.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run folder; default: runs/RECIPE-METHOD-seedN.")
+    ] = None,
     resume: Resume = None,
     force: Force = False,
     print_config: PrintConfig = False,
 ) -> None:
     """Trains an encoder. Without arguments: S-TEC on built-in data, in one to two minutes on two CPU cores."""
     words = words or []
-    check_options(words, resume, force)
+    check_options(words, resume, force, out)
     recipe, config = _recipe_and_config(words)
     if print_config:
         show_config(config, words, resume)
@@ -95,11 +96,16 @@ def views(
     pairs: Annotated[int, typer.Option(min=1, max=64, help="How many pairs of views.")] = 8,
 ) -> None:
     """Draws pairs of views with the action between them: what the encoder will be trained on."""
-    from stec.analysis.figures import draw_views
-
     _, config = _recipe_and_config(words or [])
     if config.method in SOUND:
         raise UserError(f"method={config.method} learns from sound, which has no pictures")
+    if out.suffix not in (".png", ".jpg"):
+        raise UserError(f"{out}: the name has to end in .png or .jpg")
+
+    from stec.analysis.figures import draw_views
+    from stec.run import make_room
+
+    make_room(out)
     draw_views(config, pairs).save(out)
     console.print(f"{out}: {pairs} pairs of views, the action drawn on the first of each")
 
@@ -115,11 +121,15 @@ def bench(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the figures to this JSON file.")] = None,
 ) -> None:
     """Measures speed and memory: training beside the encoder's ceiling, with and without the manipulation model."""
-    from stec.bench import bench as measure
-
     _, config = _recipe_and_config(words or [])
     if not all(size.strip().isdigit() and int(size) > 1 for size in batch.split(",") if batch):
         raise UserError(f"--batch {batch}: expected whole numbers above 1, such as 256,1024")
+
+    from stec.bench import bench as measure
+    from stec.run import make_room
+
+    if out is not None:
+        make_room(out)
     sizes = [int(size) for size in batch.split(",")] if batch else [config.batch_size]
     result = measure(config, sizes, seconds, compare, profile, streamed)
     size = f"{result['size']} {'px' if result['unit'] == 'views' else 'samples'}"
@@ -211,7 +221,7 @@ def _print_summary(summary: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Runs the command line. What a user can mend is one line and exit code 2; docs/resume.md has the other codes."""
     logger = logging.getLogger("stec")
-    logger.handlers = [RichHandler(console=console, show_time=False, show_path=False)]
+    logger.handlers = [Saying()]
     logger.setLevel(logging.INFO)
     for chatty in ("lightning_fabric", "lightning.fabric"):  # the package itself sets its level when it is imported
         logging.getLogger(f"{chatty}.utilities.rank_zero").setLevel(logging.WARNING)

@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
-from stec.checking import Checks
+from stec.checking import Checks, wanted
 from stec.errors import UserError, nearest
 
 # Methods that learn from sound; all others learn from images.
@@ -206,8 +206,10 @@ def load_as(kind: type, recipe: str, words: Sequence[str] = (), of: str = "") ->
             tree = OmegaConf.unsafe_merge(tree, layer)  # type: ignore[assignment]
         return _tuples(OmegaConf.to_object(tree))
     except OmegaConfBaseException as error:
-        key = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
-        raise UserError(f"{key}{str(error).splitlines()[0]}") from None
+        key = (getattr(error, "full_key", None) or "").partition("[")[0]
+        if isinstance(error, ValidationError) and key in _keys(kind):
+            raise UserError(f"{key}={OmegaConf.select(layer, key)}: expected {wanted(kind, key)}") from None
+        raise UserError(f"{key}{': ' if key else ''}{str(error).splitlines()[0]}") from None
     except (ValueError, TypeError, RecursionError) as error:  # what strange YAML makes of itself
         raise UserError(f"{recipe}: {error}") from None
 
@@ -222,7 +224,8 @@ def read_recipe(recipe: str, of: str = "") -> dict[str, Any]:
             raise UserError(f"{recipe}: no such file")
         text = read_text(path)
     else:
-        raise UserError(f"unknown recipe '{recipe}': {nearest(recipe, recipe_names(of))} ('stec recipes' lists them)")
+        meant = nearest(recipe, recipe_names(of)) if of else _intended(recipe)
+        raise UserError(f"unknown recipe '{recipe}': {meant} ('stec recipes' lists them)")
     try:
         content = yaml.safe_load(text) or {}
     except (yaml.YAMLError, ValueError) as error:
@@ -230,6 +233,18 @@ def read_recipe(recipe: str, of: str = "") -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{recipe}: a recipe is a mapping of keys to values")
     return content
+
+
+def _intended(word: str) -> str:
+    """What somebody may have meant by a word that is no recipe."""
+    from stec.method import METHODS
+
+    if Path(word).is_dir():
+        return f"it is a folder; 'folder data.root={word}' reads your own images"
+    for key, names in {"method": [*METHODS, *SOUND], "data.source": _CHOICES["data.source"]}.items():
+        if word.lower() in names:
+            return f"did you mean {key}={word.lower()}?"
+    return nearest(word, recipe_names())
 
 
 def read_text(path: Path) -> str:
@@ -339,8 +354,8 @@ _CHOICES = {
 _ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
 _SOUND_ACTIONS = ("shift", "speed", "band", "noise", "gain")
 _AT_LEAST = {
-    "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1, "checkpoint_minutes": 0,
-    "lambda_manip": 0, "lambda_turn": 0, "turn.hidden": 1,
+    "epochs": 1, "batch_size": 2, "seed": 0, "devices": 1, "log_every": 1, "checkpoint_every": 1,
+    "checkpoint_minutes": 0, "lambda_manip": 0, "lambda_turn": 0, "turn.hidden": 1,
     "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
     "data.cache_gb": 0, "data.buffer": 1, "views.small": 0, "views.small_size": 4,
     "identity.hidden": 1, "identity.output": 1, "identity.alpha": 0, "identity.queue": 1,
@@ -384,5 +399,4 @@ def check_values(config: Config) -> None:
     )
     require(config.identity.groups >= 2, "identity.groups", leak)
     require(0 < config.audio.test_speakers < 1, "audio.test_speakers", "must be above 0 and below 1")
-    require(config.optimizer.momentum < 1, "optimizer.momentum", "must be below 1")
-    require(config.optimizer.warmup_epochs <= config.epochs, "optimizer.warmup_epochs", "is longer than the run")
+    checks.require_schedule()

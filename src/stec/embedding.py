@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stec.checking import require_folder
 from stec.data.folder import image_names
 from stec.data.pictures import FilePictures
 from stec.data.split import read_blocks
@@ -51,8 +52,7 @@ def embed(encoder: Encoder, folder: Path, out: Path, watch: Watch, workers: int 
         workers: Threads that read images.
     """
     read, write = _format(out)
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
+    require_folder(folder)
     names = image_names(folder)
     pictures = FilePictures(folder, names, torch.full((len(names),), -1), encoder.description.image_size)
     key = _key(encoder, pictures)

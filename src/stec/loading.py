@@ -59,7 +59,7 @@ def open_run(path: Path, device: torch.device | None = None) -> LoadedRun:
             library_module(method.encoder).load_state_dict(load_file(path / ENCODER))
             manipulation = None
         else:
-            raise UserError(f"{path} has no weights: neither {folder.checkpoint.name} nor {ENCODER}")
+            raise UserError(f"{path} has no weights yet: {folder.command} goes on to write them")
     except (RuntimeError, KeyError, AttributeError, TypeError, OSError, SafetensorError) as error:
         raise UserError(f"the weights in {path} cannot be read: {str(error).splitlines()[0]}") from None
     parts = [part.to(device).eval() for part in (method.encoder, manipulation) if part is not None]

@@ -17,7 +17,7 @@ from stec.config import Config, IdentityConfig, ManipulationConfig, TurnConfig, 
 from stec.errors import UserError, nearest
 from stec.identity import IDENTITIES, Identity
 from stec.manipulation import Manipulation, informative_components
-from stec.networks.encoders import create_encoder
+from stec.networks.encoders import check_encoder, create_encoder
 from stec.turn import Turn
 from stec.views import ViewBatch, Views, pair_up
 
@@ -222,7 +222,8 @@ def build(config: Config) -> tuple[Views, Method]:
 
 
 def check_pairing(config: Config) -> None:
-    """Refuses a method with nothing to infer, before anything is built or loaded."""
+    """Refuses an unknown encoder, and a method with nothing to infer, before anything is built or loaded."""
+    check_encoder(config.encoder)
     if pairing_of(config.method).manipulation:
         informative_components(config.manipulation, _views(config))
 

@@ -36,6 +36,12 @@ class Answer:
     similarities: list[float]  # cosine, at most 1
 
 
+def query_name(answer: Answer, folder: Path) -> str:
+    """As that of an answer, if it lies in the folder too."""
+    inside = answer.query.is_relative_to(folder)
+    return str(answer.query.relative_to(folder)) if inside else answer.query.name
+
+
 def find_query(word: str, folder: Path) -> Path:
     """The file of that name, as a path from here or from the folder of the images."""
     for path in (Path(word), folder / word):
@@ -118,7 +124,7 @@ def _draw(answers: Sequence[Answer], folder: Path) -> Image.Image:
     draw = ImageDraw.Draw(sheet)
     for row, answer in enumerate(answers):
         top = _GAP + row * height
-        _place(sheet, draw, answer.query, answer.query.name, "query", _GAP, top)
+        _place(sheet, draw, answer.query, query_name(answer, folder), "query", _GAP, top)
         edges = (_GAP - _FRAME, top - _FRAME, _GAP + SIDE + _FRAME - 1, top + SIDE + _FRAME - 1)
         draw.rectangle(edges, outline="black", width=2)
         for column, (name, similarity) in enumerate(zip(answer.names, answer.similarities, strict=True), start=1):
@@ -159,7 +165,7 @@ figcaption span { color: #666; }
 def _page(answers: Sequence[Answer], folder: Path) -> str:
     sections = []
     for answer in answers:
-        figures = [_figure(answer.query, answer.query.name, "query", "query")]
+        figures = [_figure(answer.query, query_name(answer, folder), "query", "query")]
         for name, similarity in zip(answer.names, answer.similarities, strict=True):
             figures.append(_figure(folder / name, name, f"{similarity:.3f}", "neighbour"))
         sections.append(f"<section>{''.join(figures)}</section>")

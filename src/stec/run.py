@@ -97,7 +97,7 @@ class RunFolder:
     def command(self) -> str:
         """What continues the run, in words."""
         if self.recipe == FINE_TUNING:
-            return "the same command"
+            return "the same 'stec transfer classification'"
         task = task_of(self.path)
         return f"'stec {f'transfer {task}' if task else 'pretrain'} --resume {self.path}'"
 
@@ -191,6 +191,8 @@ def make_room(path: Path) -> None:
     """Makes the folder that a file is to be written to; UserError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{path} cannot be written: there is a file where its folder should be") from None
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
     if path.is_dir() or not os.access(path.parent, os.W_OK):

@@ -143,7 +143,7 @@ def test_a_signal_stops_it_with_the_advice_to_repeat_it(run):
         def progress(self, progress):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Stopped, match="all is saved; the same command goes on"):
+    with pytest.raises(Stopped, match="all is saved; the same 'stec transfer classification' goes on"):
         classified(run, reporter=Signalled())
 
 
@@ -189,6 +189,9 @@ def test_the_command_prints_a_table_and_writes_json(run, stec, tmp_path):
         expected = f"{row['labels']} % {row['images']} {row['linear']:.1f} % {row['fine_tuned']:.1f} %"
         assert " ".join(cells) == expected
     assert "shapes, 10 classes, 60 images to test" in out
+    code, _, err = stec("pretrain", "--resume", str(run / "transfer/shapes/1-percent"))
+    assert code == 2
+    assert "a run of another command: the same 'stec transfer classification' continues it" in err
     file = shutil.copy(run / "encoder.safetensors", tmp_path / "e.safetensors")
     code, out, _ = stec("transfer", "classification", str(file), "--data", "shapes", "--linear-only", "-o", "there")
     assert code == 0

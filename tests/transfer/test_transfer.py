@@ -168,6 +168,7 @@ def test_on_the_command_line(stec):
         (["detection", "none", "shapes-segmentation"], "is for segmentation, not for detection"),
         (["detection", "none", "voc-detection"], "data.root=PATH"),
         (["detection", "none", "voc-detectoin"], "did you mean 'voc-detection'?"),
+        (["detection", "none", "data.root=VOC"], "data.source=shapes reads no files"),
         (["detection", "none", "data.size=50"], "must be a multiple of 32"),
         (["detection", "none", "detection.anchor=[8]"], "did you mean 'detection.anchors'?"),
         (["detection", "epochs=3"], "from which encoder?"),

@@ -19,6 +19,7 @@ import numpy as np
 from stec.audio.alignment import labels_of, phone_names, read_alignment
 from stec.audio.network import RATE
 from stec.audio.sounds import FRAME, UNKNOWN, Sounds, join
+from stec.checking import require_folder
 from stec.data.decoding import UnreadableError
 from stec.data.folder import file_names
 from stec.data.pictures import Failure
@@ -35,8 +36,7 @@ logger = logging.getLogger("stec")
 def open_folder(root: Path, alignment: Path | None, workers: int) -> Sounds:
     """Reads all files into memory, at 16 kHz; what cannot be used is named and left out, if it is little."""
     soundfile, soxr = _package("soundfile"), _package("soxr")
-    if not root.is_dir():
-        raise UserError(f"data.root={root}: no such folder")
+    require_folder(root, "data.root=")
     labels = read_alignment(alignment) if alignment is not None else None
     paths = file_names(root, EXTENSIONS, "sound files")
 

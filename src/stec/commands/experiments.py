@@ -25,9 +25,11 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the nu
 
 @app.command()
 def experiment(
-    name: Annotated[str | None, typer.Argument(help="An experiment; without one, they are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="An experiment; without one, they are listed.")
+    ] = None,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys that do not change results.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys that do not change results.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what is missing, and its cost.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of every cell; default: the experiment's.")] = None,
@@ -82,7 +84,7 @@ app.add_typer(results, name="results")
 
 @results.command("add")
 def results_add(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
     data: Annotated[
         str | None, typer.Option(metavar="NAME", help="What their images are, if arrays or a folder.")
     ] = None,
@@ -104,7 +106,7 @@ def results_add(
 
 @results.command("show")
 def results_show(
-    name: Annotated[str, typer.Argument(help="An experiment.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An experiment.")],
     only: Only = None,
     book: BookPath = BOOK,
     json_file: JsonFile = None,
@@ -117,7 +119,9 @@ def results_show(
 
 @results.command("write")
 def results_write(
-    page: Annotated[Path, typer.Argument(help="A Markdown file with markers.")] = Path("results/README.md"),
+    page: Annotated[Path, typer.Argument(metavar="PAGE", help="A Markdown file with markers.")] = Path(
+        "results/README.md"
+    ),
     book: BookPath = BOOK,
 ) -> None:
     """Makes the tables of a Markdown page anew from the book; the text around them stays."""

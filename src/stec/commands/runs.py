@@ -42,8 +42,10 @@ def is_named(resume: Path | None) -> bool:
     return resume not in (None, AUTO)
 
 
-def check_options(words: Sequence[str], resume: Path | None, force: bool) -> None:
+def check_options(words: Sequence[str], resume: Path | None, force: bool, out: Path | None) -> None:
     """Refuses what contradicts --resume."""
+    if is_named(resume) and out is not None:
+        raise UserError(f"--resume {resume} goes on in that folder: leave out --out")
     if is_named(resume) and any(word.partition("=")[0] not in ELSEWHERE for word in words):
         kept = "all keys from the run, but for device, devices and strategy"
         raise UserError(f"--resume takes the recipe and {kept}; leave out the other words")
@@ -53,12 +55,13 @@ def check_options(words: Sequence[str], resume: Path | None, force: bool) -> Non
 
 def config_of(run: Path, like: AnyConfig, words: Sequence[str] = ()) -> AnyConfig:
     """What is trained in a run folder, with words laid over it; UserError if another command trains it."""
-    from stec.run import RunFolder
+    from stec.run import FINE_TUNING, RunFolder
     from stec.transfer.config import load_run
 
     folder = RunFolder.open(run)
     config = load_run(run, words)
-    if type(config) is not type(like) or getattr(config, "task", None) != getattr(like, "task", None):
+    tasks = [getattr(some, "task", None) for some in (config, like)]
+    if type(config) is not type(like) or tasks[0] != tasks[1] or folder.recipe == FINE_TUNING:
         raise UserError(f"{run} is a run of another command: {folder.command} continues it")
     return config
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +19,15 @@ console = Console()
 
 
 def show_list(lines: dict[str, str]) -> None:
-    """A line each, whole also in a pipe; a narrow terminal wraps it."""
+    """A line each, whole in a pipe; a terminal that is too narrow has columns."""
     width = max(map(len, lines))
+    if console.is_terminal:
+        table = make_table("", "")
+        for name, about in lines.items():
+            table.add_row(f"[bold]{name}[/bold]", escape(about))
+        table.columns[0].no_wrap = True
+        console.print(table, highlight=False)
+        return
     for name, about in lines.items():
         console.print(f"[bold]{name:{width}}[/bold]  {escape(about)}", highlight=False, soft_wrap=True)
 
@@ -40,6 +48,15 @@ def hint(text: str) -> None:
 def say(text: str) -> None:
     """A line as it is."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class Saying(logging.Handler):
+    """What the library logs, as lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Warnings are marked as such."""
+        mark = "warning: " if record.levelno >= logging.WARNING else ""
+        say(f"{mark}{record.getMessage()}")
 
 
 class Counter(Protocol):

@@ -10,7 +10,7 @@ import typer
 from stec.commands.runs import Force, PrintConfig, Resume, check_options, is_named, open_run, show_config
 from stec.commands.screen import console, make_table, say
 from stec.commands.transfer_classification import classification
-from stec.commands.words import Words
+from stec.commands.words import Words, require_files
 from stec.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="Trains an encoder further for another use, and scores it.")
@@ -22,7 +22,7 @@ Start = Annotated[
         metavar="RUN", help="A run folder, an encoder's file, torchvision:NAME, torchvision:PATH (weights), or none."
     ),
 ]
-Out = Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE-RUN-seedN.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run folder; default: runs/RECIPE-RUN-seedN.")]
 
 
 @app.command()
@@ -72,10 +72,11 @@ def _transfer(
 
     if start is not None and (is_named(resume) or ("=" in start and not Path(start).exists())):
         words, start = [start, *words], None
-    check_options(words, resume, force)
+    check_options(words, resume, force, out)
     if start is None and not is_named(resume):
         raise UserError(f"from which encoder? 'stec transfer {task} RUN', with a run folder, a file, or none")
     recipe, config = recipe_and_config(task, start or "none", words)
+    require_files(config)
     if show:
         show_config(config, words, resume)
         return {}, Path()

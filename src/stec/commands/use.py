@@ -90,7 +90,7 @@ def neighbors(
 ) -> None:
     """Shows the images of a folder that are nearest to a query. Their features are kept in RUN/embeddings."""
     from stec.embedding import embed as encode
-    from stec.neighbors import check_sheet, find_query, search, write_sheet
+    from stec.neighbors import check_sheet, find_query, query_name, search, write_sheet
 
     encoder = _open(run)
     check_sheet(out)
@@ -104,7 +104,7 @@ def neighbors(
     write_sheet(answers, folder, out)
     for answer in answers:
         names = ", ".join(f"{name} {s:.3f}" for name, s in zip(answer.names[:3], answer.similarities[:3], strict=True))
-        say(f"{answer.query.name}: {names}{', ...' if len(answer.names) > 3 else ''}")
+        say(f"{query_name(answer, folder)}: {names}{', ...' if len(answer.names) > 3 else ''}")
     say(f"{out}: the nearest of {len(embeddings.names):,} images to each query")
 
 

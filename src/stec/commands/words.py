@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from stec.config import Config, load
 from stec.errors import UserError
 
+BUILT_IN = ("shapes", "utterances")  # sources
+
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe, and keys to change in it."),
+    typer.Argument(metavar="RECIPE|KEY=VALUE", help="A recipe, and keys to change in it, such as epochs=100."),
 ]
 
 
@@ -24,4 +26,13 @@ def recipe_and_config(words: list[str]) -> tuple[str, Config]:
     if len(shards) > 1:
         raise UserError(f"data.root is there {len(shards)} times: quote a pattern with braces, or the shell expands it")
     recipe = names[0] if names else "default"
-    return recipe, load(recipe, [word for word in words if "=" in word])
+    config = load(recipe, [word for word in words if "=" in word])
+    require_files(config)
+    return recipe, config
+
+
+def require_files(config: Any) -> None:
+    """UserError if files are given to a source that makes its own."""
+    if config.data.root is not None and config.data.source in BUILT_IN:
+        unread = f"data.root={config.data.root}: data.source={config.data.source} reads no files"
+        raise UserError(f"{unread}; 'stec recipes' and 'stec data' list what does")

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stec.checking import require_folder
 from stec.config import read_text
 from stec.data.pictures import ArrayPictures, Collection
 from stec.errors import UserError
@@ -28,8 +29,7 @@ CLASSES = "classes.json"
 
 def open_arrays(root: Path, size: int) -> Collection:
     """The arrays under a folder; those of images stay on disk until they are read."""
-    if not root.is_dir():
-        raise UserError(f"data.root={root}: no such folder")
+    require_folder(root, "data.root=")
     classes = _read_classes(root / CLASSES)
     images = _read_images(root / "train.npy")
     labels = _read_labels(root / "train_labels.npy", len(images), classes, least=-1)

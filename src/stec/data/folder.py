@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from stec.checking import require_folder
 from stec.data.pictures import Collection, FilePictures
 from stec.errors import UserError
 
@@ -38,8 +39,7 @@ def open_folder(root: Path, size: int) -> Collection:
 
     Folders inside a split are its classes. Where there are none, there are no labels and no test split.
     """
-    if not root.is_dir():
-        raise UserError(f"data.root={root}: no such folder")
+    require_folder(root, "data.root=")
     train_folder, test_folders = _split_folders(root)
     train = list_images(train_folder)
     if not train.is_labelled:

@@ -111,13 +111,7 @@ class TimmEncoder(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        try:
-            import timm
-        except ImportError:
-            raise UserError(f"encoder '{_TIMM}{name}' needs timm: pip install 'stec[timm]'") from None
-        name, self.options = timm_options(name)
-        if not timm.is_model(name):
-            raise UserError(f"timm has no model '{name}': {_nearest_timm(name, timm.list_models())}")
+        name, self.options = _check_timm(name)
         self.model = _build_timm(name, self.options)
         # num_features is the width of the last map; some models (MobileNetV3, VGG) widen it behind that.
         width: Any = getattr(self.model, "head_hidden_size", None) or self.model.num_features
@@ -153,11 +147,16 @@ def create_encoder(name: str) -> nn.Module:
         >>> encoder(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 512])
     """
+    check_encoder(name)
+    return TimmEncoder(name.removeprefix(_TIMM)) if name.startswith(_TIMM) else _ENCODERS[name]()
+
+
+def check_encoder(name: str) -> None:
+    """UserError if there is no encoder of that name."""
     if name.startswith(_TIMM):
-        return TimmEncoder(name.removeprefix(_TIMM))
-    if name not in _ENCODERS:
+        _check_timm(name.removeprefix(_TIMM))
+    elif name not in _ENCODERS:
         raise UserError(f"unknown encoder '{name}': {nearest(name, [*_ENCODERS, 'timm:NAME'])}")
-    return _ENCODERS[name]()
 
 
 def library_module(encoder: nn.Module) -> nn.Module:
@@ -212,6 +211,18 @@ def timm_options(name: str) -> tuple[str, dict[str, Any]]:
             raise UserError(f"encoder '{_TIMM}{name}': '{word}' is no option, expected KEY=VALUE, as patch_size=4")
         options[key] = yaml.safe_load(value)
     return name, options
+
+
+def _check_timm(name: str) -> tuple[str, dict[str, Any]]:
+    """The same; UserError if timm has no such model."""
+    try:
+        import timm
+    except ImportError:
+        raise UserError(f"encoder '{_TIMM}{name}' needs timm: pip install 'stec[timm]'") from None
+    model, options = timm_options(name)
+    if not timm.is_model(model):
+        raise UserError(f"timm has no model '{model}': {_nearest_timm(model, timm.list_models())}")
+    return model, options
 
 
 def _build_timm(name: str, options: dict[str, Any]) -> nn.Module:

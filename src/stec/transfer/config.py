@@ -144,7 +144,7 @@ _CHOICES = {
     "compile": ("auto", "always", "never", "tuned"),
 }
 _AT_LEAST = {
-    "epochs": 1, "batch_size": 2, "devices": 1, "log_every": 1, "checkpoint_every": 1,
+    "epochs": 1, "batch_size": 2, "seed": 0, "devices": 1, "log_every": 1, "checkpoint_every": 1,
     "checkpoint_minutes": 0, "data.size": 32,
     "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "data.objects": 1, "detection.rpn_weight": 0,
     "detection.anchors_per_image": 1, "detection.proposals": 1, "detection.test_proposals": 1,
@@ -168,8 +168,7 @@ def _check(given: TransferConfig) -> None:
     scale = given.segmentation.scale
     require(len(scale) == 2 and 0 < scale[0] <= scale[1], "segmentation.scale", "needs 0 < low <= high, as [0.5,2.0]")
     require(all(0 < part < 1 for part in given.optimizer.drops), "optimizer.drops", "are parts of the run, 0 to 1")
-    require(given.optimizer.momentum < 1, "optimizer.momentum", "must be below 1")
-    require(given.optimizer.warmup_epochs <= given.epochs, "optimizer.warmup_epochs", "is longer than the run")
+    checks.require_schedule()
     if given.data.source == "voc":
         require(given.data.root is not None, "data.root", "say where the images lie: data.root=PATH")
         for key in ("data.train", "data.test"):

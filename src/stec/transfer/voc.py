@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from stec.checking import require_folder
 from stec.data.decoding import UnreadableError, open_rgb
 from stec.data.pictures import Failure
 from stec.data.split import check_failures, report_failures
@@ -55,8 +56,7 @@ class Found(NamedTuple):
 
 def open_sets(root: Path, train: Sequence[str], test: Sequence[str], task: str) -> tuple[list[Entry], list[Entry]]:
     """The images to train and to test on."""
-    if not root.expanduser().is_dir():
-        raise UserError(f"data.root={root}: no such folder")
+    require_folder(root.expanduser(), "data.root=")
     taken: set[str] = set()
     found: dict[str, list[Entry]] = {}
     # SBD last, as it holds images of VOC's own sets: those are taken from there.
