@@ -21,13 +21,13 @@ def progress(step=100, metrics=METRICS):
 
 def test_the_line_says_how_it_goes():
     line = describe(progress())
-    assert line == "identity 8.15 (16 %)  manipulation 0.64 (60 %)  probe 57 %  4,081 views/s  1:30 left"
-    assert describe(progress(step=400)).endswith("done")
+    assert line == "1:30 left  identity 8.15 (16 %)  manipulation 0.64 (60 %)  probe 57 %  4,081 views/s"
+    assert describe(progress(step=400)).startswith("done  identity")
 
 
 def test_what_a_run_has_not_is_not_shown():
     only = {k: v for k, v in METRICS.items() if k.startswith(("identity", "views"))}
-    assert describe(progress(metrics=only)) == "identity 8.15 (16 %)  4,081 views/s  1:30 left"
+    assert describe(progress(metrics=only)) == "1:30 left  identity 8.15 (16 %)  4,081 views/s"
 
 
 def test_a_terminal_has_one_live_line_at_any_width():
@@ -38,7 +38,7 @@ def test_a_terminal_has_one_live_line_at_any_width():
             watcher.progress(progress())
             height = len(watcher.console.render_lines(watcher.bar.get_renderable()))
         assert height == 1, width
-        assert "epoch 10/40" in screen.getvalue()
+        assert "epoch 10/40  1:30 left" in screen.getvalue()
         assert "a note" in screen.getvalue()
 
 
@@ -49,7 +49,7 @@ def test_elsewhere_lines_are_plain_and_rare():
             watcher.progress(progress(step=step))
     lines = out.getvalue().splitlines()
     assert len(lines) == 1, "well under ten seconds: only the end is written"
-    assert lines[0].startswith("epoch 10/40  identity 8.15")
+    assert lines[0].startswith("epoch 10/40  done  identity 8.15")
     assert "\x1b" not in out.getvalue()
 
 

@@ -21,7 +21,7 @@ from stec.errors import UserError
 from stec.manipulation import Manipulation
 from stec.method import build
 from stec.networks.encoders import library_module
-from stec.run import ENCODER, RunFolder
+from stec.run import ENCODER, FINE_TUNING, RunFolder
 from stec.views import Views
 
 logger = logging.getLogger("stec")
@@ -53,7 +53,8 @@ def open_run(path: Path, device: torch.device | None = None) -> LoadedRun:
     views, method = build(config)
     manipulation = method.manipulation
     try:
-        if folder.checkpoint.is_file() and (found := read_newest(folder, logger.warning)):
+        tuned = folder.recipe == FINE_TUNING  # its checkpoint is one of an encoder and a classifier
+        if not tuned and folder.checkpoint.is_file() and (found := read_newest(folder, logger.warning)):
             method.load_state_dict(_method_state(found[0]))
         elif (path / ENCODER).is_file():
             library_module(method.encoder).load_state_dict(load_file(path / ENCODER))
@@ -79,6 +80,8 @@ def open_data(folder: RunFolder, device: torch.device | None = None) -> DataSet:
 def compare_data(folder: RunFolder, dataset: DataSet, source: str) -> None:
     """Warns of images that are not those of the run."""
     known = (folder.summary() or {}).get("data_fingerprint")
+    if known is not None and folder.recipe == FINE_TUNING:
+        known = known.rpartition("-")[0]  # behind it, where the weights come from
     if source not in _FILES and known not in (None, dataset.fingerprint):
         logger.warning("%s: the images are not those that %s was trained on", dataset.name, folder.path)
 

@@ -62,9 +62,11 @@ class Watcher:
 
 
 def describe(progress: Progress) -> str:
-    """Losses, accuracies, speed and the time left."""
+    """The time left, which no screen is too narrow for, then losses, accuracies and speed."""
     m = progress.metrics
-    parts = [] if "identity" in m else [f"loss {m['loss']:.2f}"]
+    seconds = (progress.steps - progress.step) * progress.seconds / progress.step
+    parts = ["done" if progress.step == progress.steps else f"{clock(seconds)} left"]
+    parts += [] if "identity" in m else [f"loss {m['loss']:.2f}"]
     for name, value in m.items():
         whole = name.removesuffix("_accuracy")
         if f"{name}_accuracy" in m:
@@ -72,8 +74,6 @@ def describe(progress: Progress) -> str:
         elif whole != name and whole not in m:
             parts.append(f"{whole} {100 * value:.0f} %")
     parts += [f"{m[key]:,.0f} {name}" for key, name in SPEEDS.items() if key in m]
-    seconds = (progress.steps - progress.step) * progress.seconds / progress.step
-    parts.append("done" if progress.step == progress.steps else f"{clock(seconds)} left")
     return "  ".join(parts)
 
 

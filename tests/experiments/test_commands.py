@@ -87,12 +87,18 @@ def test_what_cannot_be_run_does_not_stop_the_rest(stec, tmp_path):
         (("experiment", "shapes-demo", "--engine", "rya"), "--engine rya"),
         (("experiment", "shapes-demo", "--only", "nothing"), "no such row, recipe or data in shapes-demo"),
         (("experiment", "shapes-demo", "--data", "x"), "expected NAME=SOURCE:PATH"),
+        (("experiment", "shapes-demo", "--dry-run", "--json", "x.json"), "--json writes what was measured"),
+        (("experiment", "shapes-demo", "--json", "mine.yaml/x"), "there is a file where its folder should be"),
+        (("experiment", "shapes-demo", "--out", "mine.yaml"), "--out mine.yaml: a file, not a folder"),
+        (("experiment", "shapes-demo", "--book", "."), ". is a folder: a book is a file, such as runs.jsonl"),
+        (("results", "show", "shapes-demo", "--json", "mine.yaml/x"), "there is a file where its folder should be"),
         (("results", "add", "nowhere"), "not a run folder"),
         (("results", "show", "tabel1"), "did you mean 'table1'"),
         (("results", "write", "nowhere.md"), "no such file"),
     ],
 )
 def test_mistakes_are_one_line(stec, words, part, tmp_path):
+    (tmp_path / "mine.yaml").touch()
     code, _, err = stec(*words)
     assert code == 2
     assert len(err.strip().splitlines()) == 1

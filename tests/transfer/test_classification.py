@@ -192,6 +192,12 @@ def test_the_command_prints_a_table_and_writes_json(run, stec, tmp_path):
     code, _, err = stec("pretrain", "--resume", str(run / "transfer/shapes/1-percent"))
     assert code == 2
     assert "a run of another command: the same 'stec transfer classification' continues it" in err
+    code, out, err = stec("analyze", str(run / "transfer/shapes/100-percent"), "--images", "20")
+    assert code == 0, err
+    assert "the images are not those" not in out
+    code, _, err = stec("results", "add", str(run / "transfer/shapes/100-percent"))
+    assert code == 2
+    assert "which is in no experiment" in err
     file = shutil.copy(run / "encoder.safetensors", tmp_path / "e.safetensors")
     code, out, _ = stec("transfer", "classification", str(file), "--data", "shapes", "--linear-only", "-o", "there")
     assert code == 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from stec.checking import require_folder
 from stec.commands.screen import console, hint, show_list
 from stec.errors import UserError
 
@@ -62,7 +63,14 @@ def experiment(
     from stec.experiments.jobs import choose, missing, parse_place
     from stec.experiments.running import run_missing
     from stec.progress import Watcher
+    from stec.run import make_room
 
+    if dry_run and json_file is not None:
+        raise UserError("--json writes what was measured, which --dry-run does not: choose one of them")
+    if json_file is not None:
+        make_room(json_file)
+    if out.exists():
+        require_folder(out, "--out ")
     worker, places = create_engine(engine, jobs), dict(parse_place(text) for text in data or [])
     chosen = choose(load_experiment(name), only or [])
     finished = Book(book)
@@ -113,7 +121,10 @@ def results_show(
 ) -> None:
     """Published beside measured, from the book as it is: runs nothing."""
     from stec.experiments.book import Book
+    from stec.run import make_room
 
+    if json_file is not None:
+        make_room(json_file)
     _show(name, only or [], Book(book), json_file)
 
 

@@ -12,7 +12,7 @@ from stec.config import Config, load, recipe_names
 from stec.errors import UserError
 from stec.experiments.settings import Settings, differences, hash_of, settings_of
 from stec.locking import locked
-from stec.run import SUMMARY, RunFolder, replacing
+from stec.run import FINE_TUNING, SUMMARY, RunFolder, replacing
 from stec.transfer.config import TransferConfig, load_run, load_transfer
 from stec.transfer.config import recipe_names as transfer_recipes
 
@@ -58,6 +58,8 @@ class Book:
         self._read()
 
     def _read(self) -> None:
+        if self.path.is_dir():
+            raise UserError(f"{self.path} is a folder: a book is a file, such as {self.path / 'runs.jsonl'}")
         lines = self.path.read_text().splitlines() if self.path.is_file() else []
         for number, line in enumerate(lines, 1):
             try:
@@ -107,6 +109,8 @@ def _read_run(path: Path, book: Book, data: str | None) -> Run:
     folder = RunFolder.open(path)
     if not (path / SUMMARY).is_file():
         raise UserError(f"{path} is not finished: it has no {SUMMARY}; {folder.command} continues it")
+    if folder.recipe == FINE_TUNING:
+        raise UserError(f"{path} was fine-tuned by 'stec transfer classification', which is in no experiment")
     config, summary = load_run(path), folder.summary() or {}
     source = config.data.source
     if data is None:
