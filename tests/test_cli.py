@@ -62,7 +62,8 @@ def test_an_existing_run_is_refused_then_resumed_then_replaced(stec, tmp_path):
 def test_force_does_not_delete_what_is_not_a_run(stec, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/mother.txt").write_text("precious")
-    refused(stec("pretrain", *TINY, "--out", "photos", "--force"), "not a run folder")
+    for force in ((), ("--force",)):
+        refused(stec("pretrain", *TINY, "--out", "photos", *force), "photos is not a run folder", "another --out")
     assert (tmp_path / "photos/mother.txt").read_text() == "precious"
 
 

@@ -48,12 +48,11 @@ class RunFolder:
             raise UserError(f"{path} is a file; name another folder with --out")
         # A run that was killed while its config was being written has left nothing but a part of it.
         if path.is_dir() and any(not file.name.startswith(".") for file in path.iterdir()):
-            if not force:
-                raise UserError(
-                    f"{path} exists: continue it with --resume {path}, replace it with --force, or name another --out"
-                )
             if not (path / CONFIG).is_file():
-                raise UserError(f"{path} is not a run folder; --force replaces only runs")
+                raise UserError(f"{path} is not a run folder, and not empty: name another --out")
+            if not force:
+                there = cls.open(path).command
+                raise UserError(f"{path} exists: {there} continues it, --force replaces it, or name another --out")
         return cls(path, recipe)
 
     @classmethod

@@ -173,6 +173,7 @@ def test_what_makes_no_sense_is_one_line(run, stec, tmp_path):
     refused([str(run), "identity.hidden=3"], "'identity.hidden=3': not for a classification")
     refused([str(run), "epoch=3"], "did you mean 'epochs'")
     refused([str(run), "--data", "folders:x"], "did you mean 'folder'")
+    refused([str(run), "--data", str(tmp_path)], f"did you mean folder:{tmp_path}?")
     refused([str(run), "--data", "folder:nowhere"], "nowhere: no such folder")
     refused([str(run), "--data", "cifar10"], "needs data.root")
     file = shutil.copy(run / "encoder.safetensors", tmp_path / "e.safetensors")

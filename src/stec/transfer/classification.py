@@ -140,7 +140,8 @@ def configure(encoder: Encoder, path: Path, place: str | None, words: Sequence[s
     if place is not None:
         source, _, root = place.partition(":")
         if source not in data.SOURCES:
-            raise UserError(f"--data {place}: {nearest(source, data.SOURCES)}")
+            meant = f"did you mean folder:{place}?" if Path(place).is_dir() else nearest(source, data.SOURCES)
+            raise UserError(f"--data {place}: {meant}")
         own += [f"data.source={source}", f"data.root={root or 'null'}"]
     return load(str(path / CONFIG) if path.is_dir() else "default", [*own, *words])
 
