@@ -55,7 +55,7 @@ def finished(tmp_path_factory):
 
 def test_a_run_has_what_runs_have_and_its_summary_what_a_table_needs(finished):
     folder, summary = finished
-    names = {"config.yaml", "metrics.jsonl", "checkpoint.pt", "checkpoint-previous.pt", "encoder.safetensors"}
+    names = {".lock", "config.yaml", "metrics.jsonl", "checkpoint.pt", "checkpoint-previous.pt", "encoder.safetensors"}
     names.add("summary.json")
     assert {path.name for path in folder.path.iterdir()} == names
     assert json.loads((folder.path / "summary.json").read_text()) == summary
@@ -200,7 +200,7 @@ def test_recipes_for_sound_are_found_in_their_folder():
     [
         ("audio/cpc", ["views.size=3"], "views: method=cpc learns from sound"),
         ("default", ["audio.steps=3"], "audio: method=stec learns from images"),
-        ("audio/cpc", ["audio.negatives=none"], "audio.negatives=none: choose from both, other, same"),
+        ("audio/cpc", ["audio.negatives=none"], "audio.negatives=none: choose from same, other, both"),
         ("audio/stec-cpc-actions", ["manipulation.action=egocentric"], "manipulation.action=egocentric: choose from"),
         ("audio/cpc", ["audio.test_speakers=1"], "audio.test_speakers=1.0: must be above 0 and below 1"),
         ("audio/cpc", ["audio.window=100"], "audio.window=100: must be at least 465"),
