@@ -148,6 +148,8 @@ def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):
     (tmp_path / "empty").mkdir()
     refused(stec("pretrain", "empty"), "it is a folder; 'folder data.root=empty' reads your own images")
     refused(stec("pretrain", "data.root=empty"), "data.source=shapes reads no files")
+    code, *_ = stec("pretrain", "cifar10-resnet18-stec", "data.source=shapes", "--print-config")  # its own root
+    assert code == 0
     refused(stec("pretrain", "data.source=folder", "data.root=empty"), "empty", "no image")
     refused(stec("pretrain", *TINY, "batch_size=1000"), "batch_size=1000", "96 examples")
     refused(stec("pretrain", "cifar10-resnet18-stec"), "data.download=true")

@@ -76,7 +76,7 @@ def _transfer(
     if start is None and not is_named(resume):
         raise UserError(f"from which encoder? 'stec transfer {task} RUN', with a run folder, a file, or none")
     recipe, config = recipe_and_config(task, start or "none", words)
-    require_files(config)
+    require_files(config, words)
     if show:
         show_config(config, words, resume)
         return {}, Path()

@@ -27,12 +27,13 @@ def recipe_and_config(words: list[str]) -> tuple[str, Config]:
         raise UserError(f"data.root is there {len(shards)} times: quote a pattern with braces, or the shell expands it")
     recipe = names[0] if names else "default"
     config = load(recipe, [word for word in words if "=" in word])
-    require_files(config)
+    require_files(config, words)
     return recipe, config
 
 
-def require_files(config: Any) -> None:
-    """UserError if files are given to a source that makes its own."""
-    if config.data.root is not None and config.data.source in BUILT_IN:
-        unread = f"data.root={config.data.root}: data.source={config.data.source} reads no files"
+def require_files(config: Any, words: list[str]) -> None:
+    """UserError if words give files to a source that makes its own; a recipe's own root may be left over."""
+    given = next((word for word in words if word.startswith("data.root=")), None)
+    if given is not None and config.data.source in BUILT_IN:
+        unread = f"{given}: data.source={config.data.source} reads no files"
         raise UserError(f"{unread}; 'stec recipes' and 'stec data' list what does")
