@@ -1,6 +1,7 @@
 """A Lightning trainer with the module does what a loop by hand does."""
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -80,3 +81,20 @@ def test_without_lightning_one_line_names_the_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "stec.adapters.lightning")
     with pytest.raises(stec.UserError, match=r"pip install 'stec\[lightning\]'"):
         importlib.import_module("stec.adapters.lightning")
+
+
+LATE = """
+import sys
+import stec.training
+from lightning_fabric.utilities.imports import _TORCHMETRICS_GREATER_EQUAL_1_0_0 as recent
+
+assert not {"torchmetrics", "scipy", "matplotlib"} & sys.modules.keys()
+import torchmetrics
+assert recent
+"""
+
+
+def test_training_starts_without_what_only_lightning_needs():
+    """Which takes seconds to import; and Lightning still knows the version of torchmetrics."""
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

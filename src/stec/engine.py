@@ -20,6 +20,7 @@ from torch import Tensor
 from stec import checkpoint, provenance, randomness
 from stec.compiling import compile_network, compiles
 from stec.errors import Stopped, UserError
+from stec.fabric import Fabric, LightningEnvironment, ModelParallelStrategy
 from stec.faults import explained
 from stec.interruption import Interruption
 from stec.launching import give_time_to_end, launched, meet_again
@@ -30,15 +31,6 @@ from stec.replay import Replay
 from stec.reporter import Progress, Reporter
 from stec.run import RunFolder
 from stec.task import Settings, Task
-
-try:
-    from lightning_fabric import Fabric
-    from lightning_fabric.plugins.environments import LightningEnvironment
-    from lightning_fabric.strategies import ModelParallelStrategy
-except ImportError:  # the same code inside of the larger `lightning` package
-    from lightning.fabric import Fabric  # type: ignore
-    from lightning.fabric.plugins.environments import LightningEnvironment  # type: ignore
-    from lightning.fabric.strategies import ModelParallelStrategy  # type: ignore
 
 
 def make_fabric(config: Settings) -> Fabric:

@@ -20,11 +20,12 @@ from stec.compiling import compiles, start_compilers
 from stec.config import SOUND, Config, DataConfig
 from stec.data import DataSet
 from stec.encoder import Description
-from stec.engine import Fabric, Loop, Task, make_fabric
+from stec.engine import Loop, Task, make_fabric
 from stec.evaluation import health
 from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
+from stec.fabric import Fabric
 from stec.launching import working
 from stec.method import Losses, Method, build, check_pairing, fix_settings
 from stec.networks.encoders import create_encoder, library_module

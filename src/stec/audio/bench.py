@@ -21,7 +21,8 @@ from stec.audio.training import Listening
 from stec.bench import TRAINED, checkpoint_cost, recorded, take_turns, wait
 from stec.compiling import compile_network, compiles
 from stec.config import Config
-from stec.engine import Fabric, Loop
+from stec.engine import Loop
+from stec.fabric import Fabric
 from stec.profiling import time_by_kernel
 from stec.reporter import Nobody
 from stec.run import RunFolder

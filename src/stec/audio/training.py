@@ -16,7 +16,8 @@ from stec.audio.network import RATE, Network
 from stec.audio.sounds import Sounds, Split, split
 from stec.audio.windows import Pieces, Windows
 from stec.config import Config
-from stec.engine import Fabric, Loop, Task
+from stec.engine import Loop, Task
+from stec.fabric import Fabric
 from stec.optim import warmup_cosine
 from stec.reporter import Reporter
 from stec.run import RunFolder

@@ -21,10 +21,11 @@ from stec.compiling import forget_earlier_runs
 from stec.config import Config, load
 from stec.data import DataSet
 from stec.encoder import Description, Encoder
-from stec.engine import Fabric, Loop, Task, make_fabric
+from stec.engine import Loop, Task, make_fabric
 from stec.errors import UserError, nearest
 from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.linear import fit_linear
+from stec.fabric import Fabric
 from stec.launching import launched
 from stec.networks.encoders import library_module
 from stec.optim import create_optimizer, scaled_rate, warmup_cosine

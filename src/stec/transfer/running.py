@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from stec.engine import Fabric, Loop, make_fabric
+from stec.engine import Loop, make_fabric
+from stec.fabric import Fabric
 from stec.launching import working
 from stec.reporter import Reporter
 from stec.run import RunFolder
