@@ -32,7 +32,7 @@ def runs(tmp_path_factory):
     """Runs of 12 steps in one process, in two, and in two with parts of the weights; each finished by the others."""
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("runs")
-    found = {"one": train_and_keep(path / "one", WORDS, "one-two", "one-parts")}
+    found = {"one": train_and_keep(RunFolder.new(path / "one", "default"), WORDS, "one-two", "one-parts")}
     script = str(Path(__file__).with_name("train_elsewhere.py"))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, str(path), *WORDS]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)

@@ -35,8 +35,7 @@ class Keeps:
                 shutil.copytree(self.folder.path, self.folder.path.with_name(copy))
 
 
-def train_and_keep(path: Path, words: list[str], *copies: str) -> RunFolder:
-    folder = RunFolder.new(path, "default")
+def train_and_keep(folder: RunFolder, words: list[str], *copies: str) -> RunFolder:
     pretrain(load("default", words), folder, Keeps(folder, *copies))
     return folder
 
@@ -50,8 +49,9 @@ def finish(path: Path, strategy: str) -> RunFolder:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     runs, words = Path(sys.argv[1]), sys.argv[2:]
-    train_and_keep(runs / "two", words, "two-one", "two-parts")
-    train_and_keep(runs / "parts", [*words, "strategy=fsdp"], "parts-one", "parts-two")
+    two, parts = (RunFolder.new(runs / name, "default") for name in ("two", "parts"))  # before a process makes them
+    train_and_keep(two, words, "two-one", "two-parts")
+    train_and_keep(parts, [*words, "strategy=fsdp"], "parts-one", "parts-two")
     finish(runs / "one-two", "ddp")
     finish(runs / "parts-two", "ddp")
     finish(runs / "two-parts", "fsdp")

@@ -37,9 +37,8 @@ SOUND += ("optimizer.warmup_epochs=0",)
 SCENES = (*SHORT, "encoder=resnet18", "data.train_images=16", "data.test_images=4", "optimizer.warmup_epochs=0")
 
 
-def finetune(path: Path, strategy: str) -> None:
-    config = load_transfer("shapes-segmentation", [*SCENES, f"strategy={strategy}"])
-    transfer(config, RunFolder.new(path, "shapes-segmentation"), Nobody())
+def finetune(folder: RunFolder, strategy: str) -> None:
+    transfer(load_transfer("shapes-segmentation", [*SCENES, f"strategy={strategy}"]), folder, Nobody())
 
 
 def poison(task: Segmentation, progress: torch.Tensor) -> None:
@@ -49,15 +48,17 @@ def poison(task: Segmentation, progress: torch.Tensor) -> None:
 
 
 def main(path: Path) -> None:
-    pretrain(load("default", [*TRANSFORMER, "strategy=fsdp"]), RunFolder.new(path / "vit-fsdp", "default"), Nobody())
+    names = ("vit-fsdp", "sound-ddp", "sound-fsdp", "scenes-ddp", "scenes-fsdp", "poisoned")
+    folders = {name: RunFolder.new(path / name, "default") for name in names}  # before one of the processes makes any
+    pretrain(load("default", [*TRANSFORMER, "strategy=fsdp"]), folders["vit-fsdp"], Nobody())
     for strategy in ("ddp", "fsdp"):
-        folder = RunFolder.new(path / f"sound-{strategy}", "audio/stec-cpc")
-        pretrain(load("audio/stec-cpc", [*SOUND, f"strategy={strategy}"]), folder, Nobody())
-        finetune(path / f"scenes-{strategy}", strategy)
+        words = [*SOUND, f"strategy={strategy}"]
+        pretrain(load("audio/stec-cpc", words), folders[f"sound-{strategy}"], Nobody())
+        finetune(folders[f"scenes-{strategy}"], strategy)
     Segmentation.after_step = poison
     launching.failing_together = lambda fabric: nullcontext()  # which would let one of them speak for both
     try:
-        finetune(path / "poisoned", "fsdp")
+        finetune(folders["poisoned"], "fsdp")
     except UserError as error:
         (path / f"told-{dist.get_rank()}").write_text(str(error))
 
