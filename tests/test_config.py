@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from stec.config import _CHOICES, Config, load, read_recipe, recipe_names, to_yaml
+from stec.config import Config, load, read_recipe, recipe_names, to_yaml
 from stec.errors import UserError
+from stec.limits import CHOICES
 from stec.method import METHODS
 
 
@@ -79,7 +80,7 @@ def test_words_win_over_the_recipe_and_types_are_kept():
     assert config.data.root is None
 
 
-@pytest.mark.parametrize(("key", "choice"), [(key, choice) for key, choices in _CHOICES.items() for choice in choices])
+@pytest.mark.parametrize(("key", "choice"), [(key, choice) for key, choices in CHOICES.items() for choice in choices])
 def test_every_choice_can_be_made_with_a_word(key, choice):
     """YAML takes some words, such as yes and no, for something else."""
     group, _, name = key.rpartition(".")

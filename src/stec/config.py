@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from stec.checking import Checks, wanted
 from stec.errors import UserError, nearest
+from stec.limits import ACTIONS, AT_LEAST, CHOICES, PROBABILITIES, SOUND_ACTIONS
 
 # Methods that learn from sound; all others learn from images.
 SOUND = ("cpc", "stec-cpc", "stec-cpc-actions")
@@ -241,7 +242,7 @@ def _intended(word: str) -> str:
 
     if Path(word).is_dir():
         return f"it is a folder; 'folder data.root={word}' reads your own images"
-    for key, names in {"method": [*METHODS, *SOUND], "data.source": _CHOICES["data.source"]}.items():
+    for key, names in {"method": [*METHODS, *SOUND], "data.source": CHOICES["data.source"]}.items():
         if word.lower() in names:
             return f"did you mean {key}={word.lower()}?"
     return nearest(word, recipe_names())
@@ -337,49 +338,18 @@ def _tuples(config: Any) -> Any:
     return dataclasses.replace(config, **changed)
 
 
-_CHOICES = {
-    "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet", "shards", "utterances"),
-    "data.resident": ("auto", "always", "never"),
-    "manipulation.readout": ("classification", "regression"),
-    "manipulation.bins": ("uniform", "quantile"),
-    "manipulation.components": ("all", "informative"),
-    "optimizer.name": ("lars", "adamw"),
-    "audio.negatives": ("same", "other", "both"),
-    "audio.pieces": ("windows", "frames"),
-    "device": ("auto", "cpu", "cuda"),
-    "strategy": ("ddp", "fsdp"),
-    "precision": ("auto", "bf16", "32"),
-    "compile": ("auto", "always", "never", "tuned"),
-}
-_ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
-_SOUND_ACTIONS = ("shift", "speed", "band", "noise", "gain")
-_AT_LEAST = {
-    "epochs": 1, "batch_size": 2, "seed": 0, "devices": 1, "log_every": 1, "checkpoint_every": 1,
-    "checkpoint_minutes": 0, "lambda_manip": 0, "lambda_turn": 0, "turn.hidden": 1,
-    "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
-    "data.cache_gb": 0, "data.buffer": 1, "views.small": 0, "views.small_size": 4,
-    "identity.hidden": 1, "identity.output": 1, "identity.alpha": 0, "identity.queue": 1,
-    "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
-    "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0, "optimizer.momentum": 0,
-    "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.warmup_epochs": 0,
-    "audio.window": 465, "audio.steps": 1, "audio.pool": 1, "audio.lambda_identity": 0, "audio.speakers": 1,
-    "audio.utterances": 1,
-}  # fmt: skip
-_PROBABILITIES = ("mirror", "jitter_probability", "grey", "blur", "solarize")
-
-
 def check_values(config: Config) -> None:
     """Refuses values that make no sense, whoever made the config."""
     checks = Checks(config)
     value_of, require = checks.value_of, checks.require
-    checks.require_choices(_CHOICES)
-    checks.require_at_least(_AT_LEAST)
+    checks.require_choices(CHOICES)
+    checks.require_at_least(AT_LEAST)
     actions = config.manipulation.action.split("+")
-    known = _SOUND_ACTIONS if config.method == "stec-cpc-actions" else _ACTIONS
+    known = SOUND_ACTIONS if config.method == "stec-cpc-actions" else ACTIONS
     for action in actions:
         require(action in known or config.method in SOUND[:2], "manipulation.action", nearest(action, known))
     require(len(set(actions)) == len(actions), "manipulation.action", "names an action twice")
-    for name in _PROBABILITIES:
+    for name in PROBABILITIES:
         require(0 <= value_of(f"views.{name}") <= 1, f"views.{name}", "is a probability, from 0 to 1")
     for name in ("area", "aspect", "jitter", "small_area"):
         require(len(value_of(f"views.{name}")) == 2, f"views.{name}", "needs two numbers, as in [0.2,1.0]")

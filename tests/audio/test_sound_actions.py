@@ -8,8 +8,8 @@ from scipy import signal
 
 from stec.audio import actions
 from stec.audio.actions import ACTIONS, Draw, band_pass, draw, egocentric, parse, perform, piece_length, resample
-from stec.config import _SOUND_ACTIONS
 from stec.errors import UserError
+from stec.limits import SOUND_ACTIONS
 
 ALL = list(ACTIONS)
 
@@ -104,6 +104,6 @@ def test_what_is_not_among_the_actions_is_not_done():
     done = draw(torch.tensor([3]), ["gain"])
     assert torch.allclose(perform(tone, done, 1000, ["gain"]), tone * 10 ** (done.gain / 20))
     assert parse("gain+shift") == ["shift", "gain"]
-    assert tuple(ACTIONS) == _SOUND_ACTIONS
+    assert tuple(ACTIONS) == SOUND_ACTIONS
     with pytest.raises(UserError, match=r"manipulation.action=gain\+pitsh: pitsh: choose from"):
         parse("gain+pitsh")
