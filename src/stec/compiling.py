@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 
 import torch
-import torch._functorch.config
 from torch import nn
 
 TUNED = {"coordinate_descent_tuning": True, "max_autotune_pointwise": True}  # of PyTorch's compiler
@@ -30,8 +29,6 @@ def start_compilers(choice: str, device: torch.device) -> None:
 
 def compile_network(network: nn.Module, choice: str) -> None:
     """Compiles it in place, when it is called first; for every shape of its inputs anew."""
-    # So that what has gradients of its own, as `stec.networks.normalising` has, is found in the compile cache again.
-    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
     network.compile(dynamic=False, options=TUNED if choice == "tuned" else None)
 
 

@@ -76,7 +76,7 @@ class _Norms:
     ) -> tuple[Tensor, Tensor]:
         """relu(norm(x) + residual), and, if it is shared, the same once more, with a gradient of its own."""
         x = x.contiguous(memory_format=torch.channels_last)
-        mean, variance, *twins = _Norm.apply(x, norm.weight, norm.bias, residual, relu, shared, norm.eps)
+        mean, variance, *twins = torch.ops.stec.norm(x, norm.weight, norm.bias, residual, relu, shared, norm.eps)
         self.norms.append(norm)
         self.means.append(mean)
         self.variances.append(variance)
@@ -109,6 +109,18 @@ class _Norm(torch.autograd.Function):
         second, y = more[0] if more else None, rest[0] if rest else None
         of_x, of_weight, of_bias, passed = norm_backward(first, second, x, y, weight, bias, mean, rstd, ctx.relu)
         return of_x, of_weight, of_bias, passed if ctx.residual else None, None, None, None
+
+
+# An operation of its own, as the compiler looks into it after it has looked whether it has compiled all this before.
+_library = torch.library.Library("stec", "FRAGMENT")
+_library.define(
+    "norm(Tensor x, Tensor weight, Tensor bias, Tensor? residual, bool relu, bool shared, float eps) -> Tensor[]"
+)
+
+
+@torch.library.impl(_library, "norm", "CompositeImplicitAutograd")
+def _norm(*arguments: Any) -> list[Tensor]:
+    return list(_Norm.apply(*arguments))
 
 
 @torch.library.custom_op("stec::norm_forward", mutates_args=())
