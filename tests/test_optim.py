@@ -9,6 +9,7 @@ from lightly.utils.lars import LARS as LightlyLARS
 from timm.optim import Lars
 from torch import nn
 
+from stec import optim
 from stec.config import OptimizerConfig
 from stec.networks import create_encoder, mlp, projector
 from stec.optim import LARS, create_optimizer, parameter_groups, scaled_rate, warmup_cosine
@@ -163,19 +164,33 @@ def test_impossible_settings(wrong):
         LARS(parameters(), **{"lr": 1.0, **wrong})
 
 
+@pytest.mark.parametrize("trust", [0.001, 0.0])
+def test_one_pass_follows_the_formula(trust, monkeypatch):
+    monkeypatch.setattr(optim, "_move", optim._move_in_one_pass)  # as on a GPU
+    weights = parameters()
+    train(LARS(weights, lr=1.0, weight_decay=0.1, trust=trust), range(6))
+    for found, wanted in zip(weights, slow_lars(range(6), 0.9, 0.1, trust), strict=True):
+        torch.testing.assert_close(found.detach().double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_layouts_are_the_same_or_not():
+    images = torch.rand(2, 3, 4, 5)
+    other = images.contiguous(memory_format=torch.channels_last)
+    assert optim._share_layout([images, other], [images.clone(), other.clone()])
+    assert not optim._share_layout([images, other], [images, images])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_gpu_gives_the_same_weights_without_being_waited_for(compiled):
+def test_a_gpu_gives_the_same_weights_without_being_waited_for():
     weights = [nn.Parameter(w.cuda()) for w in tensors(0)]
     lr = torch.zeros((), device="cuda")
-    optimizer = LARS(weights, lr=lr, weight_decay=0.1, compiled=compiled)
+    optimizer = LARS(weights, lr=lr, weight_decay=0.1)
     for step in range(6):
         for weight, gradient in zip(weights, tensors(100 + step), strict=True):
             weight.grad = gradient.cuda()
         lr.fill_(rate(step))
-        if step:  # the first compiles
-            torch.cuda.set_sync_debug_mode("error")
+        torch.cuda.set_sync_debug_mode("error")
         try:
             optimizer.step()
         finally:

@@ -39,7 +39,6 @@ class LARS(torch.optim.Optimizer):
         momentum: Decay of the buffer v.
         weight_decay: L2 penalty.
         trust: Trust coefficient; 0 or None makes a group plain SGD with momentum.
-        compiled: Compile what follows the norms of LARS: on a GPU, one pass over memory instead of five.
 
     A group may have a `factor`, by which its learning rate differs from `lr`.
 
@@ -57,7 +56,6 @@ class LARS(torch.optim.Optimizer):
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         trust: float | None = 0.001,
-        compiled: bool = False,
     ) -> None:
         for name, value in (("lr", float(lr)), ("weight_decay", weight_decay), ("trust", trust or 0.0)):
             if value < 0:
@@ -65,7 +63,6 @@ class LARS(torch.optim.Optimizer):
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum}: must be at least 0 and below 1")
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust))
-        self._move_scaled = torch.compile(_move_scaled, dynamic=False) if compiled else _move_scaled
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -93,9 +90,8 @@ class LARS(torch.optim.Optimizer):
         rate = group["lr"] * group.get("factor", 1.0)
         if group["trust"]:
             local = _local_rates(weights, directions, group["trust"], is_part(parameters[0]))
-            self._move_scaled(weights, directions, buffers, local, rate, group["momentum"])
-        else:
-            _move(weights, directions, buffers, rate, group["momentum"])
+            directions = list(torch._foreach_mul(directions, local))
+        _move(weights, directions, buffers, rate, group["momentum"])
 
     def _buffer(self, weight: Tensor) -> Tensor:
         state = self.state[weight]
@@ -104,24 +100,30 @@ class LARS(torch.optim.Optimizer):
         return state["momentum_buffer"]
 
 
-def _move_scaled(
-    weights: list[Tensor],
-    directions: list[Tensor],
-    buffers: list[Tensor],
-    local: list[Tensor],
-    lr: float | Tensor,
-    momentum: float,
-) -> None:
-    _move(weights, list(torch._foreach_mul(directions, local)), buffers, lr, momentum)
-
-
 def _move(
     weights: list[Tensor], directions: list[Tensor], buffers: list[Tensor], lr: float | Tensor, momentum: float
 ) -> None:
     """v = momentum v + d, w = w - lr v"""
+    if weights[0].is_cuda and momentum and _share_layout(weights, directions, buffers):
+        _move_in_one_pass(weights, directions, buffers, lr, momentum)
+        return
     torch._foreach_mul_(buffers, momentum)
     torch._foreach_add_(buffers, directions)
     torch._foreach_sub_(weights, torch._foreach_mul(buffers, lr))
+
+
+def _share_layout(*lists: list[Tensor]) -> bool:
+    return all(len({each.stride() for each in same}) == 1 for same in zip(*lists, strict=True))
+
+
+def _move_in_one_pass(
+    weights: list[Tensor], directions: list[Tensor], buffers: list[Tensor], lr: float | Tensor, momentum: float
+) -> None:
+    """As `torch.optim.SGD(fused=True)` does it: over memory once instead of three times."""
+    torch._fused_sgd_(
+        weights, directions, buffers,
+        weight_decay=0.0, momentum=momentum, lr=lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+    )  # fmt: skip
 
 
 def _local_rates(weights: list[Tensor], directions: list[Tensor], trust: float, parts: bool) -> list[Tensor]:
@@ -136,7 +138,6 @@ def create_optimizer(
     model: nn.Module,
     rate: float | Tensor,
     plain: Iterable[nn.Module] = (),
-    compiled: bool = False,
 ) -> torch.optim.Optimizer:
     """The optimizer that the settings name, for what `parameter_groups` makes of the model.
 
@@ -145,11 +146,10 @@ def create_optimizer(
         model: All that is to be trained.
         rate: Learning rate; may be changed before every step. A tensor on a GPU lets a step be recorded.
         plain: See `parameter_groups`.
-        compiled: See `LARS`.
     """
     groups = parameter_groups(model, settings.weight_decay, settings.trust, plain)
     if settings.name == "lars":
-        return LARS(groups, rate, settings.momentum, compiled=compiled)
+        return LARS(groups, rate, settings.momentum)
     for group in groups:
         del group["trust"]
     recorded = isinstance(rate, Tensor) and rate.is_cuda

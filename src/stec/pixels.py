@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stec.compiling import operation
+
 GREY = (0.2989, 0.587, 0.114)  # how much red, green and blue count
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the operations that an order names
 
@@ -50,6 +52,7 @@ def crop_and_resize(images: Tensor, crop: Tensor, mirrored: Tensor, size: int) -
     return rows.bmm(narrow.view(b, h, channels * size)).view(b, size, channels, size).transpose(1, 2)
 
 
+@operation("(Tensor images, Tensor crop, Tensor mirrored, int size) -> Tensor")
 def _crop_by_taps(images: Tensor, crop: Tensor, mirrored: Tensor, size: int) -> Tensor:
     """The same, pixel by pixel out of the few that it rests on: compiled, a single kernel."""
     top, left, height, width = (side[:, None, None] for side in crop.unbind(-1))
@@ -127,35 +130,67 @@ def recolour(images: Tensor, colour: Tensor, order: Tensor, grey: Tensor | None 
     return result
 
 
+@operation("(Tensor images, Tensor colour, Tensor order, Tensor? grey) -> Tensor")
 def _recolour_all(images: Tensor, colour: Tensor, order: Tensor, grey: Tensor | None) -> Tensor:
-    """All operations on all images. Pixels need to know of each other once, for the mean grey that contrast keeps:
+    """All images at once: two blends, hue, two blends; contrast; two blends, hue, two blends.
 
-    compiled, one kernel finds it and another does all the rest.
+    An image's brightness and saturation are among the blends, and its hue is one of the two, wherever its order has
+    them; whatever is left does nothing. Hue, which costs most, is computed twice instead of once per slot. Pixels need
+    to know of each other once, for the mean grey that contrast keeps: compiled, one kernel finds it and another does
+    all the rest.
     """
-    planes: Planes = images.unbind(1)
-    before, contrast = planes, (order == CONTRAST).int().argmax(dim=1)
-    black = torch.zeros_like(contrast, dtype=images.dtype)
-    for slot in range(3):  # what comes before contrast
-        after = _operate(before, colour, order, slot, black)
-        before = _choose(slot < contrast, after, before)
-    mean = _grey(*before).mean(dim=(-2, -1))
-    for slot in range(4):
-        planes = _operate(planes, colour, order, slot, mean)
+    operations = torch.arange(4, device=order.device)
+    place = ((order[:, :, None] == operations) * operations[:, None]).sum(dim=1)  # of every operation, (B, 4)
+    contrast, offset = colour[:, CONTRAST, None, None], colour[:, HUE, None, None]
+    late_hue = place[:, HUE] > place[:, CONTRAST]
+    factors, greys = _blends(place, colour)
+
+    def stage(planes: Planes, late: bool) -> Planes:
+        half = range(4, 8) if late else range(4)
+        for blend in half[:2]:
+            planes = _scale(planes, factors[blend], _grey(*planes) * greys[blend])
+        planes = _choose(late_hue == late, _turn_hue(planes, offset), planes)
+        for blend in half[2:]:
+            planes = _scale(planes, factors[blend], _grey(*planes) * greys[blend])
+        return planes
+
+    planes = stage(images.unbind(1), late=False)
+    mean = _grey(*planes).mean(dim=(-2, -1), keepdim=True)
+    planes = stage(_scale(planes, contrast, mean * (1 - contrast)), late=True)
     if grey is not None:
         planes = _choose(grey, (_grey(*planes),) * 3, planes)
     return torch.stack(planes, dim=1)
+
+
+def _blends(place: Tensor, colour: Tensor) -> tuple[Planes, Planes]:
+    """What the eight blends of `_recolour_all` are for every image: factors of its pixels and of their grey.
+
+    Brightness and saturation are in one of four stages, before or after contrast and before or after hue, and in the
+    second place of their stage if it has both and the other comes first.
+    """
+
+    def position(operation: int, other: int) -> Tensor:
+        mine, its = (_stage(place, which) for which in (operation, other))
+        return (2 * mine + ((mine == its) & (place[:, operation] > place[:, other])))[:, None]
+
+    slots = torch.arange(8, device=place.device)
+    bright = position(BRIGHTNESS, SATURATION) == slots  # (B, 8)
+    saturated = position(SATURATION, BRIGHTNESS) == slots
+    factor, saturation = colour[:, BRIGHTNESS, None], colour[:, SATURATION, None]
+    factors = torch.where(bright, factor, torch.where(saturated, saturation, 1.0))
+    greys = saturated * (1 - saturation)
+    return factors[:, :, None, None].unbind(1), greys[:, :, None, None].unbind(1)
+
+
+def _stage(place: Tensor, operation: int) -> Tensor:
+    late, after_hue = (place[:, operation] > place[:, which] for which in (CONTRAST, HUE))
+    return 2 * late + after_hue
 
 
 def _operation(colour: Tensor, order: Tensor, slot: int) -> tuple[Tensor, Tensor]:
     """Which operation an image has in that slot, and how much of it. (B, 1, 1) each"""
     operation = order[:, slot, None]
     return operation[:, :, None], colour.gather(1, operation)[:, :, None]
-
-
-def _operate(planes: Planes, colour: Tensor, order: Tensor, slot: int, mean: Tensor) -> Planes:
-    """Whichever operation an image has in that slot."""
-    operation, amount = _operation(colour, order, slot)
-    return _choose(operation == HUE, _turn_hue(planes, amount), _blend(planes, amount, operation, mean[:, None, None]))
 
 
 def _choose(mask: Tensor, chosen: Planes, otherwise: Planes) -> Planes:
@@ -168,13 +203,21 @@ def _grey(red: Tensor, green: Tensor, blue: Tensor) -> Tensor:
     return GREY[0] * red + GREY[1] * green + GREY[2] * blue
 
 
-def _blend(planes: Planes, factor: Tensor, operation: Tensor, mean: Tensor | None = None) -> Planes:
+def _blend(planes: Planes, factor: Tensor, operation: Tensor) -> Planes:
     """Scales the distance to black (brightness), to the image's mean grey (contrast), to the pixel's (saturation)."""
     grey = _grey(*planes)
-    mean = grey.mean(dim=(-2, -1), keepdim=True) if mean is None else mean
+    mean = grey.mean(dim=(-2, -1), keepdim=True)
     anchor = torch.where(operation == CONTRAST, mean, grey) * ((1 - factor) * (operation != BRIGHTNESS))
-    red, green, blue = (torch.addcmul(anchor, plane, factor).clamp_(0, 1) for plane in planes)
-    return red, green, blue
+    return _scale(planes, factor, anchor)
+
+
+def _scale(planes: Planes, factor: Tensor, anchor: Tensor) -> Planes:
+    red, green, blue = planes
+    return (
+        torch.addcmul(anchor, red, factor).clamp_(0, 1),
+        torch.addcmul(anchor, green, factor).clamp_(0, 1),
+        torch.addcmul(anchor, blue, factor).clamp_(0, 1),
+    )
 
 
 def shift_hue(images: Tensor, offset: Tensor) -> Tensor:
@@ -210,6 +253,7 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     return rows.unsqueeze(1) @ images @ columns.mT.unsqueeze(1)
 
 
+@operation("(Tensor images, Tensor sigma, int kernel) -> Tensor")
 def _blur_by_taps(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     """The same as a weighted sum of shifted images, first along rows, then along columns: compiled, two kernels."""
     radius = kernel // 2

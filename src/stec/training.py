@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stec import data
-from stec.compiling import compiles, start_compilers
+from stec.compiling import start_compilers
 from stec.config import SOUND, Config, DataConfig
 from stec.data import DataSet
 from stec.encoder import Description
@@ -162,8 +162,7 @@ class Pretraining(Task):
     def optimizer(self, rate: Tensor) -> Optimizer:
         """The config's; LARS does not scale the probe's steps."""
         plain = [self.trainee.probe] if self.trainee.probe is not None else []
-        compiled = rate.is_cuda and self.fabric.world_size == 1 and compiles(self.config.compile, rate.device)
-        return create_optimizer(self.config.optimizer, self.trainee, rate, plain, compiled)
+        return create_optimizer(self.config.optimizer, self.trainee, rate, plain)
 
     def rate(self, step: int, steps: int) -> float:
         """Linear warm-up, cosine decay, in proportion to the batch."""

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
+from stec.compiling import operation
+
 CHANNELS = 64  # networks whose widths are no multiples of it take PyTorch's batch norm,
 MOMENTUM = 0.1  # and so do those whose norms remember faster or slower, unless, in targets, they remember nothing
 TRITON = importlib.util.find_spec("triton") is not None
@@ -76,7 +78,7 @@ class _Norms:
     ) -> tuple[Tensor, Tensor]:
         """relu(norm(x) + residual), and, if it is shared, the same once more, with a gradient of its own."""
         x = x.contiguous(memory_format=torch.channels_last)
-        mean, variance, *twins = torch.ops.stec.norm(x, norm.weight, norm.bias, residual, relu, shared, norm.eps)
+        mean, variance, *twins = _norm(x, norm.weight, norm.bias, residual, relu, shared, norm.eps)
         self.norms.append(norm)
         self.means.append(mean)
         self.variances.append(variance)
@@ -84,11 +86,20 @@ class _Norms:
 
     def remember(self) -> None:
         """Updates the running statistics."""
-        with torch.no_grad():
-            torch._foreach_add_([norm.num_batches_tracked for norm in self.norms], 1)
-            if all(norm.momentum for norm in self.norms):
-                torch._foreach_lerp_([norm.running_mean for norm in self.norms], self.means, MOMENTUM)
-                torch._foreach_lerp_([norm.running_var for norm in self.norms], self.variances, MOMENTUM)
+        kept = self.norms if all(norm.momentum for norm in self.norms) else []
+        _remember(
+            [norm.num_batches_tracked for norm in self.norms],
+            [norm.running_mean for norm in kept] + [norm.running_var for norm in kept],
+            self.means + self.variances,
+        )
+
+
+@operation("(Tensor(a!)[] counts, Tensor(b!)[] running, Tensor[] statistics) -> ()")
+def _remember(counts: list[Tensor], running: list[Tensor], statistics: list[Tensor]) -> None:
+    with torch.no_grad():
+        torch._foreach_add_(counts, 1)
+        if running:
+            torch._foreach_lerp_(running, statistics, MOMENTUM)
 
 
 class _Norm(torch.autograd.Function):
@@ -111,14 +122,7 @@ class _Norm(torch.autograd.Function):
         return of_x, of_weight, of_bias, passed if ctx.residual else None, None, None, None
 
 
-# An operation of its own, as the compiler looks into it after it has looked whether it has compiled all this before.
-_library = torch.library.Library("stec", "FRAGMENT")
-_library.define(
-    "norm(Tensor x, Tensor weight, Tensor bias, Tensor? residual, bool relu, bool shared, float eps) -> Tensor[]"
-)
-
-
-@torch.library.impl(_library, "norm", "CompositeImplicitAutograd")
+@operation("(Tensor x, Tensor weight, Tensor bias, Tensor? residual, bool relu, bool shared, float eps) -> Tensor[]")
 def _norm(*arguments: Any) -> list[Tensor]:
     return list(_Norm.apply(*arguments))
 
