@@ -3,7 +3,7 @@ import importlib.util
 import pytest
 import torch
 
-from stec.compiling import operation, start_compilers
+from stec.compiling import one_operation, start_compilers
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ def test_processes_that_compile_for_a_gpu_start_where_they_are_needed(monkeypatc
     assert len(calls) == started
 
 
-@operation("(Tensor x, Tensor(a!)[] seen, int times) -> Tensor")
+@one_operation("(Tensor x, Tensor(a!)[] seen, int times) -> Tensor")
 def _tripled(x, seen, times):
     torch._foreach_add_(seen, 1)
     return sum(x * x for _ in range(times))
@@ -50,7 +50,7 @@ def test_an_operation_has_another_name_where_its_code_is_another(tmp_path):
         spec = importlib.util.spec_from_file_location(path.stem, path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        scale = operation("(Tensor x) -> Tensor")(module.scale)
+        scale = one_operation("(Tensor x) -> Tensor")(module.scale)
         assert scale(torch.tensor(1.0)) == factor
         names.append(str(scale))
     assert names[0] != names[1]

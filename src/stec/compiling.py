@@ -37,7 +37,7 @@ def compile_network(network: nn.Module, choice: str) -> None:
     network.compile(dynamic=False, options=TUNED if choice == "tuned" else None)
 
 
-def operation(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def one_operation(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a function of tensors one operation to the compiler, which saves time at every start.
 
     The compiler looks into it only if it has not compiled the same before. It knows it by its name alone, so the name

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stec.compiling import operation
+from stec.compiling import one_operation
 
 GREY = (0.2989, 0.587, 0.114)  # how much red, green and blue count
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the operations that an order names
@@ -52,7 +52,7 @@ def crop_and_resize(images: Tensor, crop: Tensor, mirrored: Tensor, size: int) -
     return rows.bmm(narrow.view(b, h, channels * size)).view(b, size, channels, size).transpose(1, 2)
 
 
-@operation("(Tensor images, Tensor crop, Tensor mirrored, int size) -> Tensor")
+@one_operation("(Tensor images, Tensor crop, Tensor mirrored, int size) -> Tensor")
 def _crop_by_taps(images: Tensor, crop: Tensor, mirrored: Tensor, size: int) -> Tensor:
     """The same, pixel by pixel out of the few that it rests on: compiled, a single kernel."""
     top, left, height, width = (side[:, None, None] for side in crop.unbind(-1))
@@ -130,7 +130,7 @@ def recolour(images: Tensor, colour: Tensor, order: Tensor, grey: Tensor | None 
     return result
 
 
-@operation("(Tensor images, Tensor colour, Tensor order, Tensor? grey) -> Tensor")
+@one_operation("(Tensor images, Tensor colour, Tensor order, Tensor? grey) -> Tensor")
 def _recolour_all(images: Tensor, colour: Tensor, order: Tensor, grey: Tensor | None) -> Tensor:
     """All images at once: two blends, hue, two blends; contrast; two blends, hue, two blends.
 
@@ -253,7 +253,7 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     return rows.unsqueeze(1) @ images @ columns.mT.unsqueeze(1)
 
 
-@operation("(Tensor images, Tensor sigma, int kernel) -> Tensor")
+@one_operation("(Tensor images, Tensor sigma, int kernel) -> Tensor")
 def _blur_by_taps(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     """The same as a weighted sum of shifted images, first along rows, then along columns: compiled, two kernels."""
     radius = kernel // 2

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
-from stec.compiling import operation
+from stec.compiling import one_operation
 
 CHANNELS = 64  # networks whose widths are no multiples of it take PyTorch's batch norm,
 MOMENTUM = 0.1  # and so do those whose norms remember faster or slower, unless, in targets, they remember nothing
@@ -94,7 +94,7 @@ class _Norms:
         )
 
 
-@operation("(Tensor(a!)[] counts, Tensor(b!)[] running, Tensor[] statistics) -> ()")
+@one_operation("(Tensor(a!)[] counts, Tensor(b!)[] running, Tensor[] statistics) -> ()")
 def _remember(counts: list[Tensor], running: list[Tensor], statistics: list[Tensor]) -> None:
     with torch.no_grad():
         torch._foreach_add_(counts, 1)
@@ -122,7 +122,9 @@ class _Norm(torch.autograd.Function):
         return of_x, of_weight, of_bias, passed if ctx.residual else None, None, None, None
 
 
-@operation("(Tensor x, Tensor weight, Tensor bias, Tensor? residual, bool relu, bool shared, float eps) -> Tensor[]")
+@one_operation(
+    "(Tensor x, Tensor weight, Tensor bias, Tensor? residual, bool relu, bool shared, float eps) -> Tensor[]"
+)
 def _norm(*arguments: Any) -> list[Tensor]:
     return list(_Norm.apply(*arguments))
 
