@@ -99,6 +99,7 @@ def test_who_has_started_the_processes(monkeypatch):
     assert launched() == (4, 3)
 
 
+@pytest.mark.slow
 def test_slurm_and_torchrun_on_two_machines_make_the_same_run(tmp_path):
     """Both on this machine alone: as srun would start two processes, and as two machines would start one each."""
     train = ["-m", "stec", "pretrain", *TINY, "device=cpu"]
@@ -142,6 +143,7 @@ def test_an_error_in_one_process_ends_all_with_one_message(tmp_path):
     assert "Traceback" not in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 def test_two_processes_hold_their_run_and_if_one_is_killed_both_end(tmp_path):
     words = [*TINY, "epochs=1000", "log_every=1", "device=cpu", "devices=2", "--out", str(tmp_path / "run")]
     command = [sys.executable, "-m", "stec", "pretrain", *words]
@@ -166,6 +168,7 @@ def test_two_processes_hold_their_run_and_if_one_is_killed_both_end(tmp_path):
     assert "Traceback" not in told
 
 
+@pytest.mark.slow
 def test_torchrun_begins_again_where_a_killed_process_left_off(runs, tmp_path):
     """It starts both processes anew, and they end as those that nobody has killed."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]

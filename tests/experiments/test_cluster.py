@@ -126,6 +126,7 @@ def kill_first_attempts(job, reporter):
     return f"done by {os.getpid()}"
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr("stec.experiments.engine.attempt", kill_first_attempts)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), *sys.path]))

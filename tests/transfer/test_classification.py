@@ -108,6 +108,7 @@ def test_images_that_were_not_drawn_and_test_labels_change_no_weight(run, tmp_pa
         assert all(torch.equal(one[name], other[name]) for name in one) == same
 
 
+@pytest.mark.slow
 def test_an_interrupted_classification_is_continued_and_another_refused(run):
     class Stop(Exception):
         pass
