@@ -65,8 +65,11 @@ def test_a_profile_accounts_for_the_step():
 
 
 def test_streamed_images_train_about_as_fast_on_a_cpu():
-    (row,) = bench(load("default", ["data.workers=1"]), [32], seconds=0.3, streamed=True)["rows"]
-    assert 0.1 * row["end_to_end"] < row["streamed"] < 5 * row["end_to_end"]  # both are of a moment on a busy machine
+    for _ in range(3):  # others may take the machine while one of the two is measured
+        (row,) = bench(load("default", ["data.workers=1"]), [32], seconds=0.3, streamed=True)["rows"]
+        if 0.2 * row["end_to_end"] < row["streamed"] < 2 * row["end_to_end"]:
+            return
+    raise AssertionError(row)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,8 @@ def test_images_in_files_need_a_name_once(train, book, tmp_path):
     with pytest.raises(UserError, match="--data NAME"):
         read_run(first.path, book)
     run = read_run(first.path, book, "noise")
-    assert (run.data, run.settings["data"]) == ("noise", "noise")
+    assert (run.data, run.settings["data"], run.summary["data"]) == ("noise", "noise", "noise")
+    assert str(tmp_path) not in json.dumps(run.__dict__), "where they lie is nobody's business"
     book.add(run)
     second, _ = train("b", *where, "seed=1")
     assert read_run(second.path, book).hash == run.hash, "the book knows the fingerprint"
@@ -129,4 +130,5 @@ def test_the_committed_book_is_in_order():
         assert hash_of(run.settings) == run.hash
         assert run.settings["data"] == run.data
         assert run.summary["data_fingerprint"]
+        assert run.summary["data"] == run.data, "which images, not where they lay"
         assert len(json.dumps(run.__dict__)) < 10_000, "hundreds of runs stay small"

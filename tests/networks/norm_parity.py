@@ -42,7 +42,21 @@ def check_operation(shape, relu, residual, shared, dtype, tolerance):
 
 
 def check_encoder(block, stem, side, target=False):
-    """Compiled, with gradients and running statistics; the kernels have to be called for every batch norm."""
+    """Compiled, with gradients and running statistics; the kernels have to be called for every batch norm.
+
+    A ReLU whose input is zero to rounding may open in one and not in the other, as it may between PyTorch in float32
+    and in float64, and moves all gradients before it by about a percent. So one of a few drawings has to agree.
+    """
+    for seed in range(4):
+        torch.manual_seed(seed)
+        distances = compare_encoders(block, stem, side, target)
+        if max(distances.values(), default=0.0) < 1e-3:
+            return
+    raise AssertionError(distances)
+
+
+def compare_encoders(block, stem, side, target):
+    """How far gradients are from PyTorch's, which are none in a target; all else has to be the same."""
     theirs = ResNetEncoder(block, (1, 1, 1, 2), stem).to(DEVICE).to(memory_format=torch.channels_last)
     for module in theirs.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -63,14 +77,16 @@ def check_encoder(block, stem, side, target=False):
         z.backward(gradient)
     norm_kernels.forward = forward
     assert len(calls) == sum(isinstance(module, nn.BatchNorm2d) for module in theirs.modules())
-    check_close({"y": (y, z)} | {n: (b.float(), theirs.get_buffer(n).float()) for n, b in ours.named_buffers()}, 1e-4)
-    if not target:  # one ReLU at zero, which rounding turns over, moves all gradients before it by a percent
-        check_close({n: (p.grad, theirs.get_parameter(n).grad) for n, p in ours.named_parameters()}, 0.04)
+    buffers = {n: distance(b.float(), theirs.get_buffer(n).float()) for n, b in ours.named_buffers()}
+    results = {"y": distance(y, z), **buffers}
+    assert max(results.values()) < 1e-4, results
+    if target:
+        return {}
+    return {n: distance(p.grad, theirs.get_parameter(n).grad) for n, p in ours.named_parameters()}
 
 
-def check_close(pairs, tolerance):
-    distances = {name: ((a - b).norm() / b.norm().clamp(min=1e-12)).item() for name, (a, b) in pairs.items()}
-    assert max(distances.values()) < tolerance, distances
+def distance(a, b):
+    return ((a - b).norm() / b.norm().clamp(min=1e-12)).item()
 
 
 if __name__ == "__main__":
@@ -82,5 +98,5 @@ if __name__ == "__main__":
             check_operation((5, 64, 7, 9), relu, residual, shared, torch.float32, 2e-5)
             check_operation((5, 128, 4, 6), relu, residual, shared, torch.bfloat16, 2e-2)
     else:
-        basic, bottleneck = (BasicBlock, "cifar", 8), (Bottleneck, "imagenet", 64)
+        basic, bottleneck = (BasicBlock, "cifar", 8), (Bottleneck, "imagenet", 32)
         check_encoder(*{"basic": basic, "bottleneck": bottleneck, "target": (*basic, True)}[sys.argv[1]])

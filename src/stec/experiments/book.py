@@ -124,7 +124,7 @@ def _read_run(path: Path, book: Book, data: str | None) -> Run:
     recipe, start = folder.recipe, ""
     base: Config | TransferConfig | None
     if isinstance(config, TransferConfig):
-        start = start_of(config.start, book)
+        start = summary["start"] = start_of(config.start, book)
         base = load_transfer(recipe, ["data.root=."]) if recipe in transfer_recipes() else None
     else:
         base = load(recipe) if recipe in recipe_names() else None
@@ -134,6 +134,7 @@ def _read_run(path: Path, book: Book, data: str | None) -> Run:
     for speed in ("views_per_second", "audio_seconds_per_second"):
         if summary.get(speed, 0) is None and metrics:  # killed after its last epoch and resumed
             summary[speed] = round(median(line[speed] for line in metrics))
+    summary["data"] = data  # which images, not where they lay
     return Run(hash_of(settings), config.seed, data, recipe, words, settings, summary, thin(metrics))
 
 
