@@ -20,13 +20,13 @@ SIZES |= {"resnet50-stl": 48, VIT: 64, "timm:resnet10t": 64, "resnet-small": 32}
 def lively(name: str) -> Encoder:
     """An encoder all of whose weights and statistics matter, as after training."""
     torch.manual_seed(0)
-    network = create_encoder(name)
+    network, size = create_encoder(name), SIZES.get(name, 64)
     for key, value in network.state_dict().items():
         if key.endswith("running_var"):
             value.uniform_(0.5, 2)
         elif value.is_floating_point() and value.ndim <= 1:  # batch norms start at 0 and 1
             value.add_(0.3 * torch.randn_like(value))
-    return Encoder(network, Description(name, "stec", SIZES[name], SIZES[name] + 8, 0.9))
+    return Encoder(network, Description(name, "stec", size, size + 8, 0.9))
 
 
 def images(name: str, number: int = 3) -> torch.Tensor:
@@ -57,6 +57,19 @@ def test_torchvision(name, tmp_path):
     assert "strict=True" in code
     assert "stec" not in re.sub(r"'.*?'|#.*", "", code), "only the other library"
     assert_same(opened(code), encoder, name)
+
+
+@pytest.mark.parametrize("seen", [64, 96])
+def test_torchvision_has_transformers_under_other_names(seen, tmp_path, monkeypatch):
+    monkeypatch.setitem(SIZES, VIT, seen)  # trained at the size it was built for, and at another, resampled
+    encoder = lively(VIT)
+    code = export(encoder, "torchvision", tmp_path / "e.safetensors")
+    assert f"VisionTransformer(image_size={seen}, patch_size=8, num_layers=4, num_heads=3," in code
+    assert "strict=True" in code
+    assert "stec" not in re.sub(r"'.*?'|#.*", "", code)
+    assert_same(opened(code), encoder, VIT)
+    with pytest.raises(UserError, match="does not say which encoder it is"):
+        load(tmp_path / "e.safetensors")
 
 
 def test_the_line_about_the_stem_is_needed(tmp_path):
@@ -131,7 +144,16 @@ def test_impossible_combinations_are_refused_and_nothing_is_written(tmp_path):
 
     small, vit = lively("resnet-small"), lively(VIT)
     refused(small, "torchvision", "e.safetensors", "torchvision has no model .* --to safetensors or onnx")
-    refused(vit, "torchvision", "e.safetensors", "torchvision has no model .* --to timm")
+    refused(lively("timm:resnet10t"), "torchvision", "e.safetensors", "torchvision has no model .* --to timm")
+    for option in (
+        "global_pool=avg",
+        "reg_tokens=2",
+        "qk_norm=true",
+        "init_values=0.5",
+        "pos_embed=none",
+        "pre_norm=true",
+    ):
+        refused(lively(f"{VIT},{option}"), "torchvision", "e.safetensors", "torchvision has no model .* --to timm")
     refused(small, "timm", "e.safetensors", "timm has no model")
     refused(small, "huggingface", "e", "timm has no model")
     refused(lively("resnet18-cifar"), "huggingface", "e", "cannot describe the stem of 'resnet18-cifar'")

@@ -1,24 +1,28 @@
 """Writes an encoder for other libraries.
 
-The same safetensors file serves stec, torchvision and timm: the weights already have their names. What differs is the
-code that opens it, which `export` returns, stems included. There is no classifier in any of these files, as none was
-trained: the models give features. All take RGB images (B, 3, S, S) in [0, 1] that are not normalised any further.
+The same safetensors file serves stec, torchvision and timm: the weights already have their names, but for those of a
+vision transformer, which torchvision calls otherwise. What differs is the code that opens it, which `export` returns,
+stems included. There is no classifier in any of these files, as none was trained: the models give features. All take
+RGB images (B, 3, S, S) in [0, 1] that are not normalised any further.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torchvision
+from torch import Tensor
 
 from stec.encoder import Encoder
 from stec.errors import UserError, nearest
-from stec.networks.encoders import ResNetEncoder, TimmEncoder, timm_options
-from stec.run import make_room, replacing
+from stec.networks.encoders import ResNetEncoder, TimmEncoder, library_module, timm_options
+from stec.run import make_room, replacing, save_weights
 
 
 def export(encoder: Encoder, form: str, out: Path) -> str:
@@ -47,20 +51,27 @@ def _to_safetensors(encoder: Encoder, out: Path) -> list[str]:
 
 
 def _to_torchvision(encoder: Encoder, out: Path) -> list[str]:
-    name = encoder.description.encoder
-    if not isinstance(encoder.network, ResNetEncoder):
-        instead = "--to timm" if isinstance(encoder.network, TimmEncoder) else "--to safetensors or onnx"
-        raise UserError(f"torchvision has no model with the weights of '{name}'; {instead} can hold it")
-    architecture, stem = _architecture(encoder)
-    make_room(out)
-    encoder.save(out)
+    stem: list[str] = []
+    if isinstance(encoder.network, TimmEncoder):
+        arguments, weights = _transformer(encoder)
+        make_room(out)
+        save_weights(out, weights, {})
+        settings = ", ".join(f"{key}={value}" for key, value in arguments.items())
+        model, head = f"VisionTransformer({settings})", "heads"
+    elif isinstance(encoder.network, ResNetEncoder):
+        architecture, stem = _architecture(encoder)
+        make_room(out)
+        encoder.save(out)
+        model, head = f"{architecture}()", "fc"
+    else:
+        raise _not_in_torchvision(encoder, "--to safetensors or onnx")
     return [
         "import torchvision",
         "from safetensors.torch import load_file",
         "from torch import nn",
         "",
-        f"model = torchvision.models.{architecture}()",
-        "model.fc = nn.Identity()  # no classifier was trained: features come out; put your own here afterwards",
+        f"model = torchvision.models.{model}",
+        f"model.{head} = nn.Identity()  # no classifier was trained: features come out; put your own here afterwards",
         *stem,
         f"model.load_state_dict(load_file({str(out)!r}), strict=True)",
         "model.eval()",
@@ -179,3 +190,67 @@ def _timm_arguments(encoder: Encoder) -> dict[str, Any]:
         return {}
     dynamic = getattr(encoder.network.model, "dynamic_img_size", False)
     return encoder.network.options | ({"dynamic_img_size": True} if dynamic else {})
+
+
+_LAYER = "encoder.layers.encoder_layer_"
+
+# What timm calls the parts of a vision transformer, and what torchvision calls them.
+_TRANSFORMER_PARTS = {
+    r"cls_token": "class_token",
+    r"pos_embed": "encoder.pos_embedding",
+    r"patch_embed\.proj\.(\w+)": r"conv_proj.\1",
+    r"blocks\.(\d+)\.norm([12])\.(\w+)": _LAYER + r"\1.ln_\2.\3",
+    r"blocks\.(\d+)\.attn\.qkv\.(\w+)": _LAYER + r"\1.self_attention.in_proj_\2",
+    r"blocks\.(\d+)\.attn\.proj\.(\w+)": _LAYER + r"\1.self_attention.out_proj.\2",
+    r"blocks\.(\d+)\.mlp\.fc1\.(\w+)": _LAYER + r"\1.mlp.0.\2",
+    r"blocks\.(\d+)\.mlp\.fc2\.(\w+)": _LAYER + r"\1.mlp.3.\2",
+    r"norm\.(\w+)": r"encoder.ln.\1",
+}
+
+
+def _transformer(encoder: Encoder) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """What torchvision's `VisionTransformer` is told to be a transformer of timm, and its weights as named there.
+
+    Many of timm's are none of torchvision's: pooled in other ways, with registers, scales or other norms. So it is
+    built there and has to give the same features; UserError if not.
+    """
+    from timm.layers import resample_abs_pos_embed
+    from timm.models import VisionTransformer
+
+    model, size = library_module(encoder.network), encoder.description.size
+    refused = _not_in_torchvision(encoder, "--to timm")
+    if not isinstance(model, VisionTransformer) or model.pos_embed is None:
+        raise refused
+    patch, block = model.patch_embed.patch_size[0], cast(Any, model.blocks[0])
+    arguments = {
+        "image_size": size,
+        "patch_size": patch,
+        "num_layers": len(model.blocks),
+        "num_heads": block.attn.num_heads,
+        "hidden_dim": model.embed_dim,
+        "mlp_dim": block.mlp.fc1.out_features,
+    }
+    weights = {_renamed(name): weight for name, weight in model.state_dict().items()}
+    places = weights["encoder.pos_embedding"]  # of the size that it was built for, which it resamples for another
+    weights["encoder.pos_embedding"] = resample_abs_pos_embed(places, [size // patch] * 2, num_prefix_tokens=1)
+    images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    try:
+        there = torchvision.models.VisionTransformer(**arguments).eval()
+        there.heads = torch.nn.Identity()
+        there.load_state_dict(weights)
+        with torch.no_grad():
+            torch.testing.assert_close(there(images), encoder.network(images), atol=1e-4, rtol=1e-4)
+    except (RuntimeError, AssertionError):  # of the sizes, of the names, of the features
+        raise refused from None
+    return arguments, weights
+
+
+def _renamed(name: str) -> str:
+    """As torchvision calls that part of a vision transformer; unchanged if it has no such part."""
+    matches = ((re.fullmatch(part, name), there) for part, there in _TRANSFORMER_PARTS.items())
+    return next((match.expand(there) for match, there in matches if match), name)
+
+
+def _not_in_torchvision(encoder: Encoder, instead: str) -> UserError:
+    name = encoder.description.encoder
+    return UserError(f"torchvision has no model with the weights of '{name}'; {instead} can hold it")
