@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-TUNED = {"coordinate_descent_tuning": True, "max_autotune_pointwise": True}  # of PyTorch's compiler
+# Options of PyTorch's compiler. Scaling the blocks of reductions compiles kernels once more, one after the other in the
+# process that waits for them, when they are first loaded from the cache too; it made no step faster.
+QUICK = {"dynamic_scale_rblock": False}
+TUNED = {"coordinate_descent_tuning": True, "max_autotune_pointwise": True}
 
 
 def compiles(choice: str, device: torch.device) -> bool:
@@ -34,7 +37,7 @@ def start_compilers(choice: str, device: torch.device) -> None:
 
 def compile_network(network: nn.Module, choice: str) -> None:
     """Compiles it in place, when it is called first; for every shape of its inputs anew."""
-    network.compile(dynamic=False, options=TUNED if choice == "tuned" else None)
+    network.compile(dynamic=False, options=TUNED if choice == "tuned" else QUICK)
 
 
 def one_operation(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
