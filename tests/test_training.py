@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -259,9 +260,13 @@ def test_every_choice_trains(train, words):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_compiled_bf16_training_on_a_gpu_follows_the_cpu(train):
-    gpu, _ = train("gpu", "device=cuda", "compile=always")
-    cpu, _ = train("cpu", "device=cpu")
-    assert gpu.metrics()[-1]["identity"] == pytest.approx(cpu.metrics()[-1]["identity"], rel=0.1)
+    """On other random views: over 8 seeds on a CPU, the mean varies by 2 % (what one step measures, by 4 %)."""
+
+    def learnt(name, *words):
+        losses = [record["identity"] for record in train(name, "epochs=20", *words)[0].metrics()]
+        return mean(losses[len(losses) // 2 :])
+
+    assert learnt("gpu", "device=cuda", "compile=always") == pytest.approx(learnt("cpu", "device=cpu"), rel=0.1)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+Options = dict[str, str | int | bool | Callable[..., Any]]
+
 # Options of PyTorch's compiler. Scaling the blocks of reductions compiles kernels once more, one after the other in the
 # process that waits for them, when they are first loaded from the cache too; it made no step faster.
-QUICK = {"dynamic_scale_rblock": False}
-TUNED = {"coordinate_descent_tuning": True, "max_autotune_pointwise": True}
+QUICK: Options = {"dynamic_scale_rblock": False}
+TUNED: Options = {"coordinate_descent_tuning": True, "max_autotune_pointwise": True}
 
 
 def compiles(choice: str, device: torch.device) -> bool:

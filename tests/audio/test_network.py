@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stec.audio.network import LAYERS, Encoder, Layer, Network, frame_count, geometry, padded
+from stec.audio.network import LAYERS, Encoder, FirstConvolution, Layer, Network, frame_count, geometry, padded
 from stec.errors import UserError
 
 
@@ -35,6 +35,22 @@ def test_the_encoder_has_the_geometry_that_is_computed():
     assert found == (465, 160), "van den Oord et al. 2018: 465 samples, 10 ms"
     assert found.seconds == 0.01
     assert (int(reached[0]), int(reached[-1])) == (1600, 1600 + 464)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(10, 5), (8, 4), (3, 2), (17, 1)])
+@pytest.mark.parametrize("length", [17, 18, 100, 103])
+def test_the_first_convolution_is_one(kernel, stride, length):
+    torch.manual_seed(0)
+    conv = FirstConvolution(1, 6, (1, kernel), (1, stride)).double()
+    waveforms = torch.randn(2, length, dtype=torch.float64, requires_grad=True)
+    found = conv(waveforms)
+    expected = torch.nn.functional.conv2d(waveforms[:, None, None], conv.weight, conv.bias, (1, stride))
+    torch.testing.assert_close(found, expected)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    weights = [waveforms, conv.weight, conv.bias]
+    gradient = torch.randn_like(expected)
+    for one, other in zip(*(torch.autograd.grad(y, weights, gradient) for y in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("length", [100, 160, 465, 3199, 3200, 3201])

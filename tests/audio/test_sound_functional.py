@@ -54,6 +54,23 @@ def test_info_nce_of_every_step_is_that_of_a_loop(negatives):
     assert found.accuracy.tolist() == pytest.approx(accuracies)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("negatives", NEGATIVES)
+def test_on_a_gpu_bfloat16_is_rounded_nowhere_else(negatives):
+    predictions, frames, utterances, pool = _drawn(dim=64, length=40)
+    rounded = [tensor.bfloat16().double().requires_grad_() for tensor in (predictions, frames)]
+    given = [predictions.cuda().bfloat16().requires_grad_(), frames.cuda().requires_grad_()]
+    found = info_nce(*given, utterances.cuda(), negatives, pool.cuda())
+    losses, _ = _slow(*rounded, utterances, negatives, pool)
+    assert found.loss.tolist() == pytest.approx(losses, rel=1e-5)
+    slow = info_nce(*(tensor.float() for tensor in rounded), utterances, negatives, pool)
+    for one, other in zip(
+        torch.autograd.grad(found.loss.sum(), given), torch.autograd.grad(slow.loss.sum(), rounded), strict=True
+    ):
+        torch.testing.assert_close(one.double().cpu(), other, rtol=0.02, atol=0.02 * float(other.abs().max()))
+
+
 def test_a_perfect_prediction_of_far_frames_costs_nothing_and_a_constant_one_the_logarithm_of_the_candidates():
     frames = torch.eye(8)[None] * 50
     perfect = torch.stack([frames[:, k : k + 6] for k in (1, 2)], dim=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,24 +37,48 @@ def info_nce(
     """
     batch, length, steps, dim = predictions.shape
     with torch.autocast(frames.device.type, enabled=False):
-        predictions, frames = predictions.float() / dim**0.5, frames.float()
-        scores = torch.einsum("btkd,bud->bktu", predictions, frames)  # (B, K, T - K, T): against the window's own
+        if negatives == "same":
+            pool = None
+        candidates = frames
+        if pool is not None:
+            candidates = torch.cat([frames, frames.flatten(0, 1)[pool].expand(batch, -1, -1)], dim=1)
+        scores = _products(candidates, predictions.flatten(1, 2)) / dim**0.5
+        logits = scores.unflatten(2, (length, steps))  # (B, candidates, T - K, K)
         times = torch.arange(length, device=frames.device)
         ahead = torch.arange(1, steps + 1, device=frames.device)
-        true = (times + ahead[:, None]).expand(batch, steps, length)  # (B, K, T - K)
-        candidates = [scores]
-        if negatives == "other":
-            candidates, true = [scores.gather(3, true[..., None])], torch.zeros_like(true)
-        if negatives != "same":
-            assert pool is not None
-            drawn = frames.flatten(0, 1)[pool]  # (N, D)
+        true = (times[:, None] + ahead).expand(batch, -1, -1)  # (B, T - K, K)
+        if pool is not None:
             own = utterances[pool // frames.shape[1]] == utterances[:, None]  # (B, N)
-            elsewhere = torch.einsum("btkd,nd->bktn", predictions, drawn)
-            candidates.append(elsewhere.masked_fill(own[:, None, None], -torch.inf))
-        logits = torch.cat(candidates, dim=3)
-        loss = F.cross_entropy(logits.flatten(0, 2), true.flatten(), reduction="none").view_as(true)
-        right = logits.argmax(dim=3) == true
-        return Prediction(loss.mean(dim=(0, 2)), right.float().mean(dim=(0, 2)))
+            window, drawn = logits.split([frames.shape[1], len(pool)], dim=1)
+            drawn = drawn.masked_fill(own[:, :, None, None], -torch.inf)
+            if negatives == "other":
+                window, true = window.gather(1, true[:, None]), torch.zeros_like(true)
+            logits = torch.cat([window, drawn], dim=1)
+        loss = F.cross_entropy(logits, true, reduction="none")
+        right = logits.argmax(dim=1) == true
+        return Prediction(loss.mean(dim=(0, 1)), right.float().mean(dim=(0, 1)))
+
+
+def _products(frames: Tensor, predictions: Tensor) -> Tensor:
+    """Inner products in float32 (B, N, M) of vectors (B, N, D) and (B, M, D), in the precision of the predictions."""
+    if predictions.is_cuda and predictions.dtype == torch.bfloat16:
+        return _Products.apply(frames.to(predictions.dtype), predictions)
+    return frames.float() @ predictions.float().mT
+
+
+class _Products(torch.autograd.Function):
+    """Of bfloat16 vectors on a GPU, summed in float32: the product of two such numbers has no rounding error there."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        ctx.save_for_backward(first, second)
+        return torch.bmm(first, second.mT, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = ctx.saved_tensors
+        gradient = gradient.to(first.dtype)
+        return gradient @ second, gradient.mT @ first
 
 
 def contrast_utterances(first: Tensor, second: Tensor, utterances: Tensor, temperature: float) -> Contrast:

@@ -51,13 +51,33 @@ class Method(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        self.network = Network(config.encoder, config.audio.bidirectional)  # first: the seed alone decides its weights
+        self.models = InverseModels(config, self.network)
+
+    def forward(self, windows: Tensor, utterances: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Both windows of every utterance, the utterances, and the action between the windows -> loss and metrics.
+
+        Args:
+            windows: (2, B, W)
+            utterances: (B,)
+            action: (B, C)
+        """
+        frames, contexts = self.network(windows.flatten(0, 1))  # (2B, T, D), (2B, T, H)
+        return self.models(frames, contexts, utterances, action)
+
+
+class InverseModels(nn.Module):
+    """Of a method, and their losses."""
+
+    def __init__(self, config: Config, network: Network) -> None:
+        super().__init__()
         audio, pairing = config.audio, pairing_of(config.method)
-        self.network = Network(config.encoder, audio.bidirectional)  # first: the seed alone decides its weights
         self.config, self.pairing = config, pairing
         self.frames = frame_count(audio.window)
         if self.frames <= audio.steps:
             raise UserError(f"audio.window={audio.window} has {self.frames} frames, too few to predict {audio.steps}")
-        context, dim = self.network.context, self.network.encoder.dim
+        context, dim = network.context, network.encoder.dim
+        self.units = context.units
         directions = 2 if audio.bidirectional else 1
         self.predictors = nn.ModuleList(
             nn.Linear(context.units, audio.steps * dim, bias=False) for _ in range(directions)
@@ -79,15 +99,8 @@ class Method(nn.Module):
         names += ["manipulation", "manipulation_accuracy"] if self.pairing.manipulation else []
         return (*names, *(f"identity_step{k}" for k in range(1, self.config.audio.steps + 1)))
 
-    def forward(self, windows: Tensor, utterances: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Both windows of every utterance, the utterances, and the action between the windows -> loss and metrics.
-
-        Args:
-            windows: (2, B, W)
-            utterances: (B,)
-            action: (B, C)
-        """
-        frames, contexts = self.network(windows.flatten(0, 1))  # (2B, T, D), (2B, T, H)
+    def forward(self, frames: Tensor, contexts: Tensor, utterances: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Frames (2B, T, D) and contexts (2B, T, H) of both windows, and the rest as for the method."""
         steps, accuracy = self._predict(frames, contexts, utterances.repeat(2))
         measured = {"identity": steps.mean(), "identity_accuracy": accuracy.mean()}
         total = measured["identity"]
@@ -117,7 +130,7 @@ class Method(nn.Module):
             pool = torch.randint(number * length, (audio.pool,), device=frames.device)
         losses, accuracies = [], []
         for way, predictor in enumerate(self.predictors):
-            heard = contexts[..., way * self.network.context.units : (way + 1) * self.network.context.units]
+            heard = contexts[..., way * self.units : (way + 1) * self.units]
             ahead, here = (frames.flip(1), heard.flip(1)) if way else (frames, heard)  # backwards, the past comes next
             predictions = predictor(here[:, : length - audio.steps]).unflatten(2, (audio.steps, -1))
             found = info_nce(predictions, ahead, utterances, audio.negatives, pool)

@@ -83,23 +83,33 @@ class FrameNorm(nn.LayerNorm):
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
+class FirstConvolution(nn.Conv2d):
+    """Of waveforms (B, S) -> (B, C, 1, T), channels last, as a product: cuDNN has no fast one for a single channel."""
+
+    def forward(self, waveforms: Tensor) -> Tensor:
+        """Kernels get empty ends, up to a multiple of eight, of which fast products are."""
+        length, step = self.kernel_size[1], self.stride[1]
+        empty = (0, -length % 8)
+        pieces = F.pad(waveforms, empty).unfold(1, length + empty[1], step)  # (B, T, L)
+        return F.linear(pieces, F.pad(self.weight.flatten(1), empty), self.bias).transpose(1, 2).unsqueeze(2)
+
+
 class Encoder(nn.Module):
     """g_enc: waveforms to frames. Convolutions over time as flat images, which run fastest with channels last."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         parts: list[nn.Module] = []
-        inputs = 1
         for kernel, stride in LAYERS:
-            parts += [nn.Conv2d(inputs, channels, (1, kernel), (1, stride)), FrameNorm(channels), nn.ReLU(inplace=True)]
-            inputs = channels
+            convolution, inputs = (nn.Conv2d, channels) if parts else (FirstConvolution, 1)
+            parts += [convolution(inputs, channels, (1, kernel), (1, stride)), FrameNorm(channels)]
+            parts += [nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*parts).to(memory_format=torch.channels_last)
         self.dim = channels
 
     def forward(self, waveforms: Tensor) -> Tensor:
         """Waveforms (B, S) -> frames z (B, T, D)."""
-        frames = self.layers(waveforms[:, None, None, :].contiguous(memory_format=torch.channels_last))
-        return frames.squeeze(2).transpose(1, 2)
+        return self.layers(waveforms).squeeze(2).transpose(1, 2)
 
 
 class Context(nn.Module):

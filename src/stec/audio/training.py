@@ -73,8 +73,8 @@ class Listening(Task):
         self.config, self.fabric, self.sounds, self.parts = config, fabric, sounds, parts
         torch.manual_seed(config.seed)
         self.module = self.method = Method(config)
-        self.metrics = self.method.metrics
-        audio, acts = config.audio, self.method.actions
+        self.metrics = self.method.models.metrics
+        audio, acts = config.audio, self.method.models.actions
         near = int(actions.NEAR * audio.window) if "shift" in acts else None
         length = actions.piece_length(audio.window, acts)
         self.windows = Windows(sounds, parts.train, length, near, fabric.device, config.data.resident)
@@ -91,7 +91,7 @@ class Listening(Task):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Acts: windows (2, B, W), utterances (B,), and the action between the windows (B, C)."""
         pieces = samples.float() * scales[:, None]
-        acts, window = self.method.actions, self.config.audio.window
+        acts, window = self.method.models.actions, self.config.audio.window
         if not acts:
             return pieces, utterances, scales[:, None]  # no action
         first, second = (actions.draw(start, acts) for start in starts)
@@ -111,8 +111,8 @@ class Listening(Task):
         return self.config.optimizer.rate * warmup_cosine(step, steps, self.warmup)
 
     def compiled(self, alone: bool) -> Iterable[nn.Module]:
-        """The convolutions. The GRU is a single call to a library, and the losses are small."""
-        return [self.method.network.encoder]
+        """All but the GRU, which is a single call to a library."""
+        return [self.method.network.encoder, self.method.models]
 
     def publish(self, folder: RunFolder, state: dict[str, Tensor]) -> None:
         """Encoder and context."""
