@@ -46,16 +46,17 @@ def info_nce(
         logits = scores.unflatten(2, (length, steps))  # (B, candidates, T - K, K)
         times = torch.arange(length, device=frames.device)
         ahead = torch.arange(1, steps + 1, device=frames.device)
-        true = (times[:, None] + ahead).expand(batch, -1, -1)  # (B, T - K, K)
+        true = times[:, None] + ahead  # (T - K, K)
         if pool is not None:
             own = utterances[pool // frames.shape[1]] == utterances[:, None]  # (B, N)
             window, drawn = logits.split([frames.shape[1], len(pool)], dim=1)
             drawn = drawn.masked_fill(own[:, :, None, None], -torch.inf)
             if negatives == "other":
-                window, true = window.gather(1, true[:, None]), torch.zeros_like(true)
+                window, true = window.gather(1, true.expand(batch, 1, -1, -1)), torch.zeros_like(true)
             logits = torch.cat([window, drawn], dim=1)
-        loss = F.cross_entropy(logits, true, reduction="none")
-        right = logits.argmax(dim=1) == true
+        hit = torch.arange(logits.shape[1], device=frames.device)[:, None, None] == true
+        loss = logits.logsumexp(dim=1) - logits.where(hit, 0).sum(dim=1)  # cross entropy, with no scattered gradient
+        right = logits.max(dim=1).indices == true  # as argmax, which is slow on CPUs
         return Prediction(loss.mean(dim=(0, 1)), right.float().mean(dim=(0, 1)))
 
 

@@ -118,8 +118,9 @@ class InverseModels(nn.Module):
             measured["manipulation"] = manipulation_cross_entropy(logits, codes)
             measured["manipulation_accuracy"] = (logits.argmax(dim=2) == codes).float().mean()
             total = total + self.config.lambda_manip * measured["manipulation"]
-        measured |= {"loss": total} | {f"identity_step{k}": loss for k, loss in enumerate(steps, 1)}
-        return total, torch.stack([measured[name].detach() for name in self.metrics])
+        measured["loss"] = total
+        named = [measured[name] for name in self.metrics[: -len(steps)]]
+        return total, torch.cat([torch.stack(named), steps]).detach()
 
     def _predict(self, frames: Tensor, contexts: Tensor, utterances: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and accuracy per step (K,), of both directions if the context has two."""

@@ -76,11 +76,15 @@ def frame_count(samples: int, layers: Sequence[Layer] = LAYERS) -> int:
 
 
 class FrameNorm(nn.LayerNorm):
-    """Normalises the channels of each frame by themselves. (B, C, 1, T) in channels-last memory: nothing is copied."""
+    """Normalises the channels of each frame by themselves. (B, C, 1, T) in channels-last memory: nothing is copied.
+
+    In mixed precision the result is rounded at once, as the next convolution will do, so that what ReLU makes of it is
+    kept only once, for that and for its own gradient.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape and memory layout."""
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        """The same shape, memory layout and precision."""
+        return super().forward(x.permute(0, 2, 3, 1)).to(x.dtype).permute(0, 3, 1, 2)
 
 
 class FirstConvolution(nn.Conv2d):
@@ -102,8 +106,7 @@ class Encoder(nn.Module):
         parts: list[nn.Module] = []
         for kernel, stride in LAYERS:
             convolution, inputs = (nn.Conv2d, channels) if parts else (FirstConvolution, 1)
-            parts += [convolution(inputs, channels, (1, kernel), (1, stride)), FrameNorm(channels)]
-            parts += [nn.ReLU(inplace=True)]
+            parts += [convolution(inputs, channels, (1, kernel), (1, stride)), FrameNorm(channels), nn.ReLU()]
         self.layers = nn.Sequential(*parts).to(memory_format=torch.channels_last)
         self.dim = channels
 

@@ -104,7 +104,7 @@ class Listening(Task):
         """Adam."""
         settings = self.config.optimizer
         cuda = self.fabric.device.type == "cuda"  # where a step may be recorded
-        return Adam(self.module.parameters(), rate, weight_decay=settings.weight_decay, fused=cuda, capturable=cuda)
+        return Adam(self.module.parameters(), rate, weight_decay=settings.weight_decay, fused=True, capturable=cuda)
 
     def rate(self, step: int, steps: int) -> float:
         """Linear warm-up, cosine decay."""
