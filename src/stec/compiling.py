@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-Options = dict[str, str | int | bool | Callable[..., Any]]
+Options = dict[str, str | int | bool | Callable[..., Any]]  # of PyTorch's compiler
 
-# Options of PyTorch's compiler. Scaling the blocks of reductions compiles kernels once more, one after the other in the
-# process that waits for them, when they are first loaded from the cache too; it made no step faster.
-QUICK: Options = {"dynamic_scale_rblock": False}
 TUNED: Options = {"coordinate_descent_tuning": True, "max_autotune_pointwise": True}
+
+# Scaling the blocks of reductions compiles kernels once more, one after the other in the process that waits for them,
+# when they are loaded from the cache too; it made no step faster.
+QUICK: Options = {"dynamic_scale_rblock": False}
 
 
 def compiles(choice: str, device: torch.device) -> bool:
@@ -39,7 +40,15 @@ def start_compilers(choice: str, device: torch.device) -> None:
 
 def compile_network(network: nn.Module, choice: str) -> None:
     """Compiles it in place, when it is called first; for every shape of its inputs anew."""
-    network.compile(dynamic=False, options=TUNED if choice == "tuned" else QUICK)
+    network.compile(dynamic=False, options=TUNED if choice == "tuned" else quick())
+
+
+def quick() -> Options:
+    """Options for a quick start, as far as this PyTorch knows them."""
+    from torch._inductor import list_options
+
+    known = list_options()
+    return {name: value for name, value in QUICK.items() if name in known}
 
 
 def one_operation(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

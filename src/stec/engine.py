@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from stec import checkpoint, provenance, randomness
-from stec.compiling import QUICK, compile_network, compiles
+from stec.compiling import compile_network, compiles, quick
 from stec.errors import Stopped, UserError
 from stec.fabric import Fabric, LightningEnvironment, ModelParallelStrategy
 from stec.faults import explained
@@ -80,7 +80,7 @@ class Loop:
             torch.backends.cudnn.benchmark = True  # of convolutions, too, the fastest kernels are picked by trying
             for network in () if self.parts else task.compiled(alone):
                 compile_network(network, config.compile)
-            self.prepare = torch.compile(task.prepare, dynamic=False, options=QUICK)
+            self.prepare = torch.compile(task.prepare, dynamic=False, options=quick())
             if cuda and alone:
                 self.step_on_device = Replay(self._step)
         self.model = fabric.setup_module(task.module)
