@@ -58,10 +58,6 @@ def test_an_operation_has_another_name_where_its_code_is_another(tmp_path):
 
 
 def test_options_that_this_pytorch_does_not_know_are_left_out(monkeypatch):
-    network = torch.nn.Linear(2, 2)
-    expected = network(torch.ones(1, 2))
     assert compiling.quick() == compiling.QUICK, "this one has forgotten an option: find what became of it"
     monkeypatch.setitem(compiling.QUICK, "forgotten", True)
     assert "forgotten" not in compiling.quick()
-    compiling.compile_network(network, "auto")
-    torch.testing.assert_close(network(torch.ones(1, 2)), expected)
