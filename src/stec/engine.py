@@ -76,7 +76,10 @@ class Loop:
             synchronise_batch_norms(task.module, task.unsynchronised(), cuda)
         self.prepare: Callable[..., tuple[Any, ...]] = task.prepare
         self.step_on_device: Callable[..., tuple[Tensor, ...]] = self._step
-        if task.static and compiles(config.compile, fabric.device):
+        if not task.static:
+            # An earlier run of this process may have left it on, and every new shape would be tried out anew.
+            torch.backends.cudnn.benchmark = False
+        elif compiles(config.compile, fabric.device):
             torch.backends.cudnn.benchmark = True  # of convolutions, too, the fastest kernels are picked by trying
             for network in () if self.parts else task.compiled(alone):
                 compile_network(network, config.compile)

@@ -85,6 +85,13 @@ def test_a_run_leaves_numbers_by_class_and_a_sheet(tmp_path):
         assert sheet.width > 1000
 
 
+def test_detection_does_not_try_out_convolutions_as_the_run_before_it_did(tmp_path, monkeypatch):
+    """Its numbers of regions are ever new: cuDNN would look for the fastest kernels again and again."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    run(tmp_path / "a", "detection", "epochs=1")
+    assert not torch.backends.cudnn.benchmark
+
+
 def test_the_rate_warms_up_and_drops(tmp_path):
     words = ("optimizer.rate=0.08", "optimizer.warmup_epochs=1", "optimizer.drops=[0.5,0.75]", "batch_size=6")
     folder, _ = run(tmp_path / "a", "segmentation", *words)  # 4 epochs of 4 steps
