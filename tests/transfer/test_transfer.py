@@ -85,6 +85,16 @@ def test_a_run_leaves_numbers_by_class_and_a_sheet(tmp_path):
         assert sheet.width > 1000
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("task", ["detection", "segmentation"])
+def test_a_gpu_starts_with_the_loss_of_a_cpu_and_ends_with_numbers(task, tmp_path):
+    """In half precision, segmentation compiled and replayed; what is mirrored and cut out is drawn anew."""
+    (there, summary), (here, _) = (run(tmp_path / name, task, f"device={name}") for name in ("cuda", "cpu"))
+    assert there.metrics()[0]["loss"] == pytest.approx(here.metrics()[0]["loss"], rel=0.1)  # other draws: 4 %
+    assert summary["ap50" if task == "detection" else "miou"] is not None
+
+
 def test_detection_does_not_try_out_convolutions_as_the_run_before_it_did(tmp_path, monkeypatch):
     """Its numbers of regions are ever new: cuDNN would look for the fastest kernels again and again."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
