@@ -19,10 +19,10 @@ WORDS = ["batch_size=16", "optimizer.rate=1.0", "optimizer.warmup_epochs=1"]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pytorch_lightning", "ignore::FutureWarning")
 
 
-def fit(module, loader, epochs=2):
+def fit(module, loader, epochs=2, **settings):
     trainer = pl.Trainer(
         max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
+        enable_model_summary=False, **settings,
     )  # fmt: skip
     trainer.fit(module, loader)
     return trainer
@@ -60,6 +60,14 @@ def test_four_steps_are_those_of_a_loop_by_hand(name, images):
     assert trainer.logged_metrics["total"] == pytest.approx(losses.total.item(), rel=1e-5)
     assert {"identity", "identity_accuracy", "manipulation", "manipulation_accuracy"} <= set(trainer.logged_metrics)
     assert "turn" not in trainer.logged_metrics
+
+
+def test_a_target_follows_once_for_all_batches_whose_gradients_are_accumulated(images, monkeypatch):
+    module = LitStec(stec.config.load("default", [*WORDS, "method=byol"]))
+    told = []
+    monkeypatch.setattr(module.method, "after_step", told.append)
+    fit(module, DataLoader(TensorDataset(images), batch_size=8), accumulate_grad_batches=2)
+    assert told == [0.25, 0.5, 0.75, 1.0]  # 2 epochs of 4 batches
 
 
 def test_pairs_from_a_loader_train_it_and_its_encoder_is_a_file(images, tmp_path):

@@ -65,9 +65,11 @@ class LitStec(LightningModule):
             return ViewBatch(torch.cat([batch[0], batch[1]]), batch[2])
         return self.views(batch[0])
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Lets targets and queues follow."""
-        self.method.after_step(self.trainer.global_step / self.trainer.estimated_stepping_batches)
+    def optimizer_step(self, *step: Any, **named: Any) -> None:
+        """Takes it, once for all batches whose gradients are accumulated; then targets and queues follow."""
+        super().optimizer_step(*step, **named)
+        done = self.trainer.global_step + 1  # which counts a step when this has returned
+        self.method.after_step(done / self.trainer.estimated_stepping_batches)
 
     def configure_optimizers(self) -> dict[str, Any]:
         """The config's, with its schedule in steps."""
