@@ -70,6 +70,17 @@ def test_batches_are_drawn_anew_and_incomplete_ones_are_dropped(monkeypatch):
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
+def test_a_step_takes_as_many_images_as_in_the_authors_command():
+    seen = []
+
+    def counting(images, sizes):
+        seen.append(len(images))
+        return features(images, sizes)
+
+    fit_sgd(counting, split(rows=2100), nn.Linear(12, 3), 0.01, epochs=1)
+    assert seen == [1024, 1024]
+
+
 @pytest.mark.parametrize(
     ("method", "rate"),
     [("stec", 0.01), ("simclr", 0.01), ("stec*", 0.01), ("byol", 0.175), ("moco", 0.175), ("stec-moco", 0.175)],

@@ -14,7 +14,7 @@ from stec.optim import scaled_rate, warmup_cosine
 EPOCHS, WARMUP = 2000, 10
 RATE, RATE_BYOL_MOCO = 0.01, 0.175  # per 256 images
 MOMENTUM, DECAY = 0.9, 5e-4
-BATCH = 256  # the paper does not say
+BATCH = 1024  # the paper does not say; the authors' command does
 
 
 def rate_of(method: str) -> float:
