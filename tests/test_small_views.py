@@ -1,13 +1,14 @@
 """Multi-crop: small views, the action from each to both large ones, and what every method makes of them."""
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
 import torch.nn.functional as F
 from lightly.loss import BarlowTwinsLoss, VICRegLoss
 from tiny_runs import Silent
-from torch import Tensor
+from torch import Tensor, nn
 
 import stec
 from stec import UserError
@@ -211,6 +212,20 @@ def test_all_small_views_share_one_forward_pass_and_the_target_sees_large_ones_a
     method(draw(Views(small=SMALL)))
     assert seen == [(2 * IMAGES, 3, 32, 32), (SMALL * IMAGES, 3, 16, 16)]
     assert by_target == [(2 * IMAGES, 3, 32, 32)]
+
+
+def test_running_statistics_are_those_of_large_views_alone() -> None:
+    """The encoder is evaluated by them, and the online probe learns from large views."""
+    method = build("stec", lambda_turn=0.8, turn={"hidden": 16})
+    alone, batch = deepcopy(method.encoder), draw(Views(small=SMALL, turn=True))
+    for _ in range(2):  # the second batch is remembered like the first
+        method(batch)
+        alone(batch.images)
+    found, expected = (
+        [(norm.running_mean, norm.running_var) for norm in encoder.modules() if isinstance(norm, nn.BatchNorm2d)]
+        for encoder in (method.encoder, alone)
+    )
+    torch.testing.assert_close(found, expected)
 
 
 def test_quantile_bins_are_fitted_on_all_pairs() -> None:

@@ -110,7 +110,7 @@ class Method(nn.Module):
         identity = self.identity(features, batch)
         identity_loss = identity.loss
         if batch.small is not None:
-            small = self.encoder(batch.small.images)  # (nB, D)
+            small = _in_passing(self.encoder, batch.small.images)  # (nB, D)
             identity_loss = self.identity.with_small(identity, small.unflatten(0, (-1, len(first))))
             first, second = pair_up(first, second, small)  # ((1 + 2n)B, D)
         total, zero = identity_loss, torch.zeros_like(identity_loss.detach())
@@ -122,7 +122,7 @@ class Method(nn.Module):
         if self.turn is not None:
             if batch.turned is None:
                 raise UserError("the turn model needs a small third view: make the batch with Views(turn=True)")
-            turn_loss, turn_accuracy = self.turn(self.encoder(batch.turned))
+            turn_loss, turn_accuracy = self.turn(_in_passing(self.encoder, batch.turned))
             total = total + self.lambda_turn * turn_loss
         embeddings = features if identity.embeddings is None else identity.embeddings
         return Losses(
@@ -140,6 +140,19 @@ class Method(nn.Module):
     def after_step(self, progress: Tensor | float) -> None:
         """To be called after every optimizer step with the share of training done, from 0 to 1."""
         self.identity.after_step(progress)
+
+
+def _in_passing(encoder: nn.Module, images: Tensor) -> Tensor:
+    """Features of views that batch norms do not remember: their running statistics are for images of full size."""
+    norms = [module for module in encoder.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        return encoder(images)
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
 
 def pairing_of(name: str) -> Pairing:
