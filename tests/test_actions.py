@@ -265,6 +265,24 @@ def test_sliding_both_crops_changes_only_readings_that_depend_on_the_source() ->
         assert change[..., :2].max() < 1e-12
 
 
+def test_which_way_round_the_source_is_changes_only_readings_that_depend_on_it() -> None:
+    """The same two views can be had of the mirrored source: what changes with it, no observer can infer from them."""
+    copy = random_copy(5000, seed=4)
+
+    def of_mirrored_source(view: Glimpse) -> Glimpse:
+        top, left, height, width = view.crop.unbind(1)
+        crop = torch.stack([top, view.source[:, 1] - left - width, height, width], dim=1)
+        return view._replace(crop=crop, mirrored=~view.mirrored)
+
+    turned = EfferenceCopy(*map(of_mirrored_source, copy))
+    torch.testing.assert_close(egocentric(turned), egocentric(copy), atol=1e-12, rtol=0)
+    codes = Bins.uniform()
+    for reading, changed in ((paper, 0.98), (official, 0.80)):
+        share = (codes(reading(turned)) != codes(reading(copy))).double().mean(dim=0)
+        assert share[2] == pytest.approx(changed, abs=0.03)  # the horizontal translation
+        assert share[[0, 1, 3, 4, 5]].max() == 0
+
+
 @given(
     st.tuples(*[st.integers(0, 30)] * 2, *[st.integers(1, 60)] * 2),
     st.tuples(*[st.integers(0, 30)] * 2, *[st.integers(1, 60)] * 2),
