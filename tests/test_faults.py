@@ -18,6 +18,7 @@ from stec.faults import describe
         (OSError(28, "No space left on device", "/cache"), "make room on that disk"),
         (torch.OutOfMemoryError("CUDA out of memory"), "lower batch_size"),
         (RuntimeError(), "(RuntimeError)"),
+        (ImportError("/cache/ab.main.so: file too short"), "/cache/ab.main.so: file too short): remove that file"),
     ],
 )
 def test_what_breaks_a_compilation(inner, line):

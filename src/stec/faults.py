@@ -33,6 +33,8 @@ def describe(error: BaseException) -> str | None:
         return "the GPU's memory is full: lower batch_size, or use more devices"
     if isinstance(error, MemoryError) or "DefaultCPUAllocator" in text or "std::bad_alloc" in text:
         return "the memory is full: lower batch_size, or keep the images on the disk (data.resident=never)"
+    if compiling and isinstance(error, ImportError) and ".so: " in text:
+        return f"a killed run may have left what PyTorch's compiler keeps damaged ({text}): remove that file"
     if compiling or "Failed to find C compiler" in text:
         lines = text.splitlines() or [type(error).__name__]
         reason = next((line for line in reversed(lines) if "error" in line.lower()), lines[0])
