@@ -85,6 +85,7 @@ def test_the_command_line_answers_before_pytorch_is_loaded():
 
 def test_lists(stec):
     _, recipes, _ = stec("recipes")
+    assert [line.split()[0] for line in recipes.splitlines()[:3]] == ["default", "folder", "folder-small"]
     assert "cifar10-resnet18-stec" in recipes
     assert "published: 92.0 +- 0.2" in recipes
     _, methods, _ = stec("methods")
@@ -128,6 +129,11 @@ def test_views_draws_a_picture(stec, tmp_path):
         assert picture.width > width, "a panel of small views"
 
 
+def test_the_version_is_told(stec):
+    code, out, _ = stec("--version")
+    assert (code, out) == (0, "stec 0.1.0\n")
+
+
 def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):
     refused(stec("pretrain", "defalt"), "unknown recipe 'defalt'", "did you mean 'default'")
     refused(stec("pretrain", "method=simclear"), "unknown method 'simclear'", "did you mean 'simclr'")
@@ -147,6 +153,9 @@ def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):
     refused(stec("pretrain", "data.source=folder", "data.root=nowhere"), "nowhere")
     (tmp_path / "empty").mkdir()
     refused(stec("pretrain", "empty"), "it is a folder; 'folder data.root=empty' reads your own images")
+    refused(stec("pretrain", "folder", "empty"), "the images are data.root=empty")
+    refused(stec("pretrain", "--epochs", "5"), "no option --epochs: settings are words without dashes, epochs=VALUE")
+    refused(stec("views", "--batch-size", "5"), "batch_size=VALUE")
     refused(stec("pretrain", "data.root=empty"), "data.source=shapes reads no files")
     code, *_ = stec("pretrain", "cifar10-resnet18-stec", "data.source=shapes", "--print-config")  # its own root
     assert code == 0

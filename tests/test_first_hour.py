@@ -40,19 +40,20 @@ def test_from_a_folder_to_nearest_neighbours_in_three_commands(photos, tmp_path)
         assert not done.stderr, done.stderr
         return done.stdout
 
-    # The first is `pip install`. To be quick, the encoder is small and sees small views, a few times.
-    quick = ("encoder=resnet-small", "views.size=32", "data.size=40", "batch_size=64", "epochs=2")
-    out = stec("pretrain", "folder", "data.root=photos", *quick, "optimizer.warmup_epochs=1")
+    # The first is `pip install`. To be quick, the encoder sees small views, a few times.
+    quick = ("views.size=32", "data.size=40", "epochs=2", "optimizer.warmup_epochs=1")
+    out = stec("pretrain", "folder-small", "data.root=photos", *quick)
     assert "IMG_0042.JPG" in out
     assert "1 unreadable file(s) left out" in out
-    out = stec("neighbors", "runs/folder-stec-seed0", "photos", "IMG_0007.JPG")
+    assert "stec neighbors runs/folder-small-stec-seed0 photos shows what it finds alike" in out
+    out = stec("neighbors", "runs/folder-small-stec-seed0", "photos", "IMG_0007.JPG")
     assert f"neighbors.html: the nearest of {PICTURES - 1} images to each query" in out
     page = (tmp_path / "neighbors.html").read_text()
     assert page.count("<img") == 9
     assert 'alt="IMG_0007.JPG"' in page
 
     # And on: the same as a file of features, with the broken one named and left out.
-    out = stec("embed", "runs/folder-stec-seed0", "photos", "-o", "features.npz")
+    out = stec("embed", "runs/folder-small-stec-seed0", "photos", "-o", "features.npz")
     assert "IMG_0042.JPG" in out
     with np.load(tmp_path / "features.npz") as file:
         names, features = file["names"].tolist(), file["features"]
@@ -64,4 +65,4 @@ def test_from_a_folder_to_nearest_neighbours_in_three_commands(photos, tmp_path)
     nearest = names[int(similar.argmax())]
     assert page.index('alt="IMG_0007.JPG"') < page.index(f'alt="{nearest}"')
     assert page.split("<figure")[2].count(nearest) == 2, "the first neighbour, shown and named"
-    assert json.loads((tmp_path / "runs/folder-stec-seed0/summary.json").read_text())["skipped_images"] == 1
+    assert json.loads((tmp_path / "runs/folder-small-stec-seed0/summary.json").read_text())["skipped_images"] == 1

@@ -122,6 +122,21 @@ def test_a_second_interrupt_stops_at_once(tmp_path):
     assert torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)["step"] == 3
 
 
+def test_ctrl_c_is_answered_at_once(tmp_path, capfd):
+    with pytest.raises(Stopped, match="after step 2"):
+        start(tmp_path / "run", reporter=SignalAt(2, signal.SIGINT))
+    assert "ending this step, then all is saved; Ctrl-C again stops at once" in capfd.readouterr().err
+
+
+def test_a_cpu_tells_of_every_slow_step_and_the_metrics_stay_the_same(tmp_path, monkeypatch, whole):
+    monkeypatch.setattr(stec.engine, "TELL", 0.0)
+    reporter = Silent()
+    folder, _ = start(tmp_path / "run", reporter=reporter)
+    assert [record.step for record in reporter.records] == list(range(1, 13))
+    assert all(record.metrics["loss"] > 0 and record.seconds > 0 for record in reporter.records)
+    same(folder, whole)
+
+
 def test_signals_are_as_before_when_a_run_has_ended():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     with Interruption() as held:

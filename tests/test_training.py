@@ -291,3 +291,12 @@ def test_compiled_training_follows_eager_training(train):
     compiled, _ = train("compiled", *words, "compile=always")
     for name in ("identity", "manipulation", "turn"):
         assert compiled.metrics()[0][name] == pytest.approx(eager.metrics()[0][name], rel=0.15), name
+
+
+def test_a_batch_that_leaves_few_steps_is_noted(train):
+    reporter = Silent()
+    train("few", "batch_size=64", "epochs=1", reporter=reporter)
+    assert "batch_size=64 makes 1 step(s) an epoch of 96 images, 1 in all" in "\n".join(reporter.notes)
+    reporter = Silent()
+    train("enough", "epochs=1", reporter=reporter)
+    assert "step(s)" not in "\n".join(reporter.notes)

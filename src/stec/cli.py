@@ -21,7 +21,7 @@ from stec.commands.screen import Saying, console
 from stec.commands.screen import hint as _hint
 from stec.commands.screen import make_table as _table
 from stec.commands.screen import show_list as _list
-from stec.commands.words import Words
+from stec.commands.words import TakesWords, Words
 from stec.commands.words import recipe_and_config as _recipe_and_config
 from stec.config import SOUND, Config, read_recipe, recipe_names
 from stec.errors import Stopped, UserError
@@ -37,10 +37,29 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler would tell
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Self-supervised learning through efference copies: act, keep a copy of the action, and learn to infer it.",
+    epilog="First: stec pretrain. Your own images: stec pretrain folder data.root=PATH (without a GPU folder-small), "
+    "then stec neighbors RUN PATH.",
 )  # fmt: skip
 
 
-@app.command()
+def _show_version(asked: bool) -> None:
+    if asked:
+        from stec import __version__
+
+        console.print(f"stec {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(cls=TakesWords)
 def pretrain(
     words: Words = None,
     out: Annotated[
@@ -50,7 +69,10 @@ def pretrain(
     force: Force = False,
     print_config: PrintConfig = False,
 ) -> None:
-    """Trains an encoder. Without arguments: S-TEC on built-in data, in one to two minutes on two CPU cores."""
+    """Trains an encoder. Without arguments: S-TEC on built-in data, in one to two minutes on two CPU cores.
+
+    Your own images: stec pretrain folder data.root=PATH, or folder-small without a GPU.
+    """
     words = words or []
     check_options(words, resume, force, out)
     recipe, config = _recipe_and_config(words)
@@ -67,12 +89,18 @@ def pretrain(
         summary = train(config, folder, watcher, resumed)
     if summary:
         _print_summary(summary, folder.path)
+        if config.data.source == "folder" and config.method not in SOUND:
+            _hint(f"stec neighbors {folder.path} {config.data.root} shows what it finds alike")
+
+
+_FIRST = ("default", "folder", "folder-small")  # what a newcomer looks for
 
 
 @app.command()
 def recipes() -> None:
     """Lists the recipes."""
-    _list({name: str(read_recipe(name).get("about", "")) for name in recipe_names()})
+    names = sorted(recipe_names(), key=lambda name: (name not in _FIRST, name))
+    _list({name: str(read_recipe(name).get("about", "")) for name in names})
     _hint("stec pretrain RECIPE runs one; --print-config shows all its keys")
     console.print()
     _list({name: str(read_recipe(name, "transfer").get("about", "")) for name in recipe_names("transfer")})
@@ -89,7 +117,7 @@ def methods() -> None:
     _hint("stec pretrain method=NAME trains with one")
 
 
-@app.command()
+@app.command(cls=TakesWords)
 def views(
     words: Words = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write.")] = Path("views.png"),
@@ -110,7 +138,7 @@ def views(
     console.print(f"{out}: {pairs} pairs of views, the action drawn on the first of each")
 
 
-@app.command()
+@app.command(cls=TakesWords)
 def bench(
     words: Words = None,
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas; default: the recipe's.")] = "",

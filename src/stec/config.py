@@ -305,6 +305,11 @@ def _keys(kind: type = Config, prefix: str = "") -> Iterator[str]:
             yield from _keys(item.default_factory, f"{prefix}{item.name}.")
 
 
+def known_keys() -> set[str]:
+    """All keys that a run has."""
+    return set(_keys(Config))
+
+
 def _check_keys(layer: DictConfig, kind: type) -> None:
     known = set(_keys(kind))
 

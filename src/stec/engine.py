@@ -32,6 +32,8 @@ from stec.reporter import Progress, Reporter
 from stec.run import RunFolder
 from stec.task import Settings, Task
 
+TELL = 10.0  # seconds of silence after which a CPU tells of steps that are no line of metrics yet
+
 
 def make_fabric(config: Settings) -> Fabric:
     """Device, precision and processes as the config asks for."""
@@ -98,9 +100,9 @@ class Loop:
         self.shown: tuple[Tensor, ...] = ()  # by the last step
         self.random: dict[str, Any] | None = None  # state to go on from in the middle of an epoch
         self.warned = False  # of what is wrong
-        self.since = self.saved = 0.0  # when metrics were fetched, and a checkpoint begun
+        self.since = self.saved = self.told = 0.0  # when metrics were fetched, a checkpoint begun, progress reported
         self.kept: int | None = None  # step of the last checkpoint that is on the disk
-        self.writer, self.interruption = checkpoint.Writer(), Interruption()
+        self.writer, self.interruption = checkpoint.Writer(), Interruption(fabric.is_global_zero)
 
     @property
     def epoch(self) -> int:
@@ -121,7 +123,7 @@ class Loop:
         """All steps that are left. Stopped, if a signal asks for it: after a step, with everything saved."""
         self.model.train()
         self.saved = time.perf_counter()
-        self.since = self.saved - self.unfetched
+        self.since, self.told = self.saved - self.unfetched, self.saved
         with explained(self._consequence), self.interruption, self.writer:
             while self.step < self.steps:
                 for batch in self._batches():
@@ -129,6 +131,8 @@ class Loop:
                     milestone = self._at_milestone()
                     if milestone or len(self.pending) == self.config.log_every:
                         self._fetch()
+                    elif self.fabric.device.type == "cpu" and time.perf_counter() - self.told >= TELL:
+                        self._tell()
                     self._attend(milestone)
         if self.parts:
             join(self.task.module)  # so that the first process can evaluate it by itself
@@ -212,9 +216,20 @@ class Loop:
         if self.fabric.is_global_zero:
             epoch, seconds = round(self.step / self.steps_per_epoch, 4), round(self.seconds, 3)
             self.folder.add_metrics({"step": self.step, "epoch": epoch, "seconds": seconds, **metrics})
+        self._report(metrics, self.seconds)
+
+    def _tell(self) -> None:
+        """Where a step takes seconds: how it goes, and the time left, long before a line of metrics is full."""
+        elapsed = time.perf_counter() - self.since
+        metrics = dict(zip(self.task.metrics, torch.stack(self.pending).mean(dim=0).tolist(), strict=True))
+        metrics[f"{self.task.unit}_per_second"] = self.task.units * len(self.pending) / elapsed
+        self._report(metrics, self.seconds + elapsed)
+
+    def _report(self, metrics: dict[str, float], seconds: float) -> None:
+        self.told = time.perf_counter()
+        if self.fabric.is_global_zero:
             begun = -(-self.step // self.steps_per_epoch)
-            progress = Progress(begun, self.config.epochs, self.step, self.steps, self.seconds, metrics)
-            self.reporter.progress(progress)
+            self.reporter.progress(Progress(begun, self.config.epochs, self.step, self.steps, seconds, metrics))
 
     def _watch(self) -> dict[str, float]:
         """The task's look at the last step, in all processes. What is wrong and outlasts the warm-up is noted once."""

@@ -9,14 +9,18 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+ANSWER = b"\nstec: ending this step, then all is saved; Ctrl-C again stops at once\n"
+
 
 class Interruption:
     """Notes SIGTERM and SIGINT instead of dying of them, as a context manager; a further SIGINT stops at once.
 
-    Outside of the main thread, where Python delivers no signals, it notes nothing.
+    Outside of the main thread, where Python delivers no signals, it notes nothing. With `speaks`, Ctrl-C is answered at
+    once, as the step that has to end may take a minute.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, speaks: bool = False) -> None:
+        self.speaks = speaks
         self.name: str | None = None  # of the signal that came
         self._before: dict[int, Any] = {}
 
@@ -35,6 +39,8 @@ class Interruption:
         if number == signal.SIGINT and self.name is not None:
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
+        if self.speaks and number == signal.SIGINT:
+            os.write(2, ANSWER)  # whatever was being printed when the signal came: no lock, no buffer
 
 
 def serve(worker: int = 0) -> None:

@@ -35,6 +35,8 @@ from stec.reporter import Reporter
 from stec.run import RunFolder
 from stec.views import ViewBatch, Views
 
+FEW_STEPS = 3  # an epoch: below, much of it may be an incomplete batch, which is dropped, and the run is short
+
 
 class Trainee(nn.Module):
     """What the optimizer sees: the method, and a linear probe that learns beside it without touching it."""
@@ -95,6 +97,13 @@ def _pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Repor
         dataset = data.load(config.data, fabric.device)
     classes = len(dataset.classes) if dataset.test is not None else 0
     _note_data(dataset, classes, reporter)
+    if fabric.device.type == "cpu" and config.encoder.startswith(("resnet18", "resnet50")):
+        quick = "the recipe folder-small" if folder.recipe == "folder" else "encoder=resnet-small"
+        reporter.note(f"no GPU: {config.encoder} is slow here; {quick} is many times as fast")
+    steps = len(dataset.train) // config.batch_size
+    if 0 < steps < FEW_STEPS:
+        few = f"batch_size={config.batch_size} makes {steps} step(s) an epoch of {len(dataset.train):,} images"
+        reporter.note(f"{few}, {steps * config.epochs:,} in all: a smaller one learns more from so few")
 
     torch.manual_seed(config.seed)
     views, method = build(config)

@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from stec.config import Config, load
+from stec.config import Config, known_keys, load
 from stec.errors import UserError
 
 BUILT_IN = ("shapes", "utterances")  # sources
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="RECIPE|KEY=VALUE", help="A recipe, and keys to change in it, such as epochs=100."),
+    typer.Argument(
+        metavar="RECIPE|KEY=VALUE",
+        help="A recipe ('stec recipes' lists them), and keys to change in it, such as epochs=100.",
+    ),
 ]
+
+
+class TakesWords(TyperCommand):
+    """A command whose settings are words: `--epochs 5`, as other programs have it, is answered with `epochs=...`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = str(getattr(error, "option_name", ""))
+            key = option.lstrip("-").replace("-", "_")
+            if key in known_keys():
+                raise UserError(f"no option {option}: settings are words without dashes, {key}=VALUE") from None
+            raise
 
 
 def recipe_and_config(words: list[str]) -> tuple[str, Config]:
     """The name of the recipe, and what it says with all changes."""
     names = [word for word in words if "=" not in word]
     if len(names) > 1:
-        raise UserError(f"more than one recipe: {', '.join(names)}; everything else is key=value")
+        folder = next((name for name in names[1:] if Path(name).is_dir()), None)
+        rest = f"the images are data.root={folder}" if folder else "everything else is key=value"
+        raise UserError(f"more than one recipe: {', '.join(names)}; {rest}")
     shards = [word for word in words if word.startswith("data.root=") and word.endswith(".tar")]
     if len(shards) > 1:
         raise UserError(f"data.root is there {len(shards)} times: quote a pattern with braces, or the shell expands it")
