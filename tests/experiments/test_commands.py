@@ -56,6 +56,12 @@ def test_an_experiment_from_nothing_to_a_page(stec, mine, tmp_path):
     assert "| stec | 90.0 |" in (tmp_path / "page.md").read_text()
 
 
+def test_a_book_that_is_not_there_is_named(stec):
+    code, out, _ = stec("results", "show", "shapes-demo")
+    assert code == 0
+    assert "there is no book results/runs.jsonl here" in out
+
+
 def test_a_run_made_by_hand_counts(stec, mine):
     words = [*TINY, "epochs=2", "method=simclr"]
     assert stec("pretrain", *words, "--out", "elsewhere")[0] == 0

@@ -55,6 +55,7 @@ def test_the_page_of_a_run_shows_all_of_it(stec):
     assert "stec[analysis]" in text
     assert [part["name"] for part in run["pairs"][0]["components"]] == ["xx", "x", "yy", "y"]
     assert data["explorer"]["own"] == "egocentric"
+    assert "xx and yy tell how many times as wide and high" in text
     assert "no sign of collapse" in text
 
 

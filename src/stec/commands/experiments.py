@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from stec.checking import require_folder
-from stec.commands.screen import console, hint, show_list
+from stec.commands.screen import console, hint, say, show_list
 from stec.errors import UserError
 
 if TYPE_CHECKING:
@@ -126,6 +126,8 @@ def results_show(
     if json_file is not None:
         make_room(json_file)
     _show(name, only or [], Book(book), json_file)
+    if not book.is_file():
+        say(f"warning: there is no book {book} here, so nothing is measured; --book FILE names another")
 
 
 @results.command("write")

@@ -34,6 +34,11 @@ SETTING = (
     "identity.temperature", "optimizer.rate",
 )  # fmt: skip
 
+EGOCENTRIC = (
+    '<p class="lead">xx and yy tell how many times as wide and high x′ is as x (below 0: mirrored), x and y how far '
+    "its middle lies to the right and below, in half widths and heights of x.</p>"
+)
+
 
 def figures(run: Material) -> dict[str, str]:
     """The results that a run has, by key, as text."""
@@ -100,7 +105,8 @@ def knowledge(run: Material) -> str:
     if not components:
         why = "Its weights or images are not at hand." if has_manipulation(run) else "This method has none."
         return f'<p class="quiet">No manipulation model to look into. {why}</p>'
-    return f'<div class="matrices">{"".join(map(_matrix, components))}</div>'
+    names = EGOCENTRIC if "egocentric" in run.config.manipulation.action else ""
+    return f'{names}<div class="matrices">{"".join(map(_matrix, components))}</div>'
 
 
 def _matrix(component: Component) -> str:
