@@ -101,9 +101,9 @@ def _pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Repor
         quick = "the recipe folder-small" if folder.recipe == "folder" else "encoder=resnet-small"
         reporter.note(f"no GPU: {config.encoder} is slow here; {quick} is many times as fast")
     steps = len(dataset.train) // config.batch_size
-    if 0 < steps < FEW_STEPS:
+    if 0 < steps < FEW_STEPS and config.data.source != "shapes":
         few = f"batch_size={config.batch_size} makes {steps} step(s) an epoch of {len(dataset.train):,} images"
-        reporter.note(f"{few}, {steps * config.epochs:,} in all: a smaller one learns more from so few")
+        reporter.note(f"{few}, {steps * config.epochs:,} in all: more epochs or smaller batches make more")
 
     torch.manual_seed(config.seed)
     views, method = build(config)
