@@ -101,7 +101,7 @@ def recipes() -> None:
     """Lists the recipes."""
     names = sorted(recipe_names(), key=lambda name: (name not in _FIRST, name))
     _list({name: str(read_recipe(name).get("about", "")) for name in names})
-    _hint("stec pretrain RECIPE runs one; --print-config shows all its keys")
+    _hint("stec pretrain RECIPE runs one, folder or folder-small your own images; --print-config shows all keys")
     console.print()
     _list({name: str(read_recipe(name, "transfer").get("about", "")) for name in recipe_names("transfer")})
     _hint("stec transfer detection|segmentation RUN RECIPE trains a pretrained encoder further")
