@@ -74,3 +74,14 @@ def test_differences_are_the_words_that_lead_there():
     assert sorted(words) == ["epochs=7", "views.area=[0.1, 0.9]"]
     assert load("default", words) == changed
     assert isinstance(changed, Config)
+
+
+def test_differences_name_a_model_that_only_one_of_two_runs_has():
+    turning, plain, stec = (
+        settings_of(load("cifar10-resnet18-simclr", words), "cifar10")
+        for words in (["lambda_turn=0.8"], [], ["method=stec", "lambda_manip=0.3"])
+    )
+    assert differences(turning, plain) == ["lambda_turn=0.8"]
+    assert differences(plain, turning) == ["lambda_turn=0"]
+    assert differences(stec, plain) == ["method=stec", "lambda_manip=0.3"]
+    assert differences(plain, stec) == ["method=simclr"]

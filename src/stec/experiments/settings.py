@@ -95,8 +95,13 @@ def hash_of(settings: Settings) -> str:
 
 
 def differences(settings: Settings, other: Settings) -> list[str]:
-    """The `key=value` words that lead from `other` to `settings`."""
-    return [f"{key}={value}" for key, value in settings.items() if key != "data" and other.get(key, value) != value]
+    """The `key=value` words that lead from `other` to `settings`.
+
+    The keys of a model that `other` does not have are compared with their defaults.
+    """
+    before = (_TRANSFER_DEFAULTS if "task" in settings else _DEFAULTS) | other
+    words = [f"{key}={value}" for key, value in settings.items() if key != "data" and before.get(key, value) != value]
+    return words + ["lambda_turn=0"] * ("lambda_turn" in other and "lambda_turn" not in settings)
 
 
 def _same(one: Pairing, other: Pairing) -> bool:
