@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,6 +65,8 @@ class Book:
         for number, line in enumerate(lines, 1):
             try:
                 run = Run(**json.loads(line))
+                # Anew, as a hash counts from today's defaults: a line keeps its meaning when one of them changes.
+                run = dataclasses.replace(run, hash=hash_of(run.settings))
             except (ValueError, TypeError) as error:
                 raise UserError(f"{self.path}, line {number}: not a run ({error}); repair or delete it") from None
             self.runs[run.key] = run
