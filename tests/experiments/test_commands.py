@@ -6,6 +6,8 @@ import sys
 import pytest
 from tiny_runs import TINY
 
+from stec.experiments.book import Book
+
 WORDS = " ".join(word for word in TINY if not word.startswith("epochs"))
 
 
@@ -70,6 +72,19 @@ def test_a_run_made_by_hand_counts(stec, mine):
     assert out.startswith("added: default method=simclr epochs=2 ")
     assert stec("results", "add", "elsewhere")[1].startswith("already there")
     assert "1 runs missing" in stec("experiment", mine, "--dry-run")[1]
+
+
+def test_runs_come_from_another_machine_as_a_book_or_as_three_small_files(stec, tmp_path):
+    assert stec("pretrain", *TINY, "epochs=1", "--out", "there")[0] == 0
+    assert stec("results", "add", "there", "--book", "there.jsonl")[0] == 0
+    (tmp_path / "brought").mkdir()
+    for name in ("config.yaml", "metrics.jsonl", "summary.json"):
+        (tmp_path / "brought" / name).write_bytes((tmp_path / "there" / name).read_bytes())
+    assert stec("results", "add", "there.jsonl")[1].startswith("added: default ")
+    assert stec("results", "add", "there.jsonl", "brought")[1].count("already there") == 2
+    assert Book(tmp_path / "results" / "runs.jsonl").runs == Book(tmp_path / "there.jsonl").runs
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    assert "other.jsonl, line 1: not a run" in stec("results", "add", "other.jsonl")[2]
 
 
 def test_what_cannot_be_run_does_not_stop_the_rest(stec, tmp_path):

@@ -92,18 +92,22 @@ app.add_typer(results, name="results")
 
 @results.command("add")
 def results_add(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or .jsonl files of other books.")],
     data: Annotated[
         str | None, typer.Option(metavar="NAME", help="What their images are, if arrays or a folder.")
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="In place of a run with the same settings.")] = False,
     book: BookPath = BOOK,
 ) -> None:
-    """Brings runs that were made by `stec pretrain`, here or elsewhere, into the book."""
-    from stec.experiments.book import Book, read_run
+    """Brings runs that were made elsewhere, or by `stec pretrain`, into the book.
+
+    Of a run folder, its config.yaml, metrics.jsonl and summary.json are enough.
+    """
+    from stec.experiments.book import Book, read_book, read_run
 
     finished = Book(book)
-    for run in [read_run(path, finished, data) for path in runs]:
+    found = [read_book(path) if path.is_file() else [read_run(path, finished, data)] for path in paths]
+    for run in (run for runs in found for run in runs):
         new = finished.add(run, replace)
         changes = escape(" ".join(["", *run.overrides]))
         console.print(

@@ -61,15 +61,7 @@ class Book:
     def _read(self) -> None:
         if self.path.is_dir():
             raise UserError(f"{self.path} is a folder: a book is a file, such as {self.path / 'runs.jsonl'}")
-        lines = self.path.read_text().splitlines() if self.path.is_file() else []
-        for number, line in enumerate(lines, 1):
-            try:
-                run = Run(**json.loads(line))
-                # Anew, as a hash counts from today's defaults: a line keeps its meaning when one of them changes.
-                run = dataclasses.replace(run, hash=hash_of(run.settings))
-            except (ValueError, TypeError) as error:
-                raise UserError(f"{self.path}, line {number}: not a run ({error}); repair or delete it") from None
-            self.runs[run.key] = run
+        self.runs |= {run.key: run for run in read_book(self.path)} if self.path.is_file() else {}
 
     def add(self, run: Run, replace: bool = False) -> bool:
         """Writes a run down. The same one again changes nothing (False); another in its place needs `replace`."""
@@ -92,6 +84,19 @@ class Book:
     def name_of(self, fingerprint: str) -> str | None:
         """What images with this fingerprint were called before."""
         return next((r.data for r in self.runs.values() if r.summary.get("data_fingerprint") == fingerprint), None)
+
+
+def read_book(path: Path) -> list[Run]:
+    """The runs in a file."""
+    runs = []
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+        try:
+            run = Run(**json.loads(line))
+            # Anew, as a hash counts from today's defaults: a line keeps its meaning when one of them changes.
+            runs.append(dataclasses.replace(run, hash=hash_of(run.settings)))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}, line {number}: not a run ({error}); repair or delete it") from None
+    return runs
 
 
 def read_run(path: Path, book: Book, data: str | None = None) -> Run:
