@@ -15,7 +15,7 @@ from synthetic import fill, made_up
 
 from stec.errors import UserError
 from stec.experiments.book import Book
-from stec.experiments.cost import measured_speeds, minutes
+from stec.experiments.cost import cost_of, measured_speeds
 from stec.experiments.display import show_measured, show_plan
 from stec.experiments.experiment import experiment_names, load_experiment
 from stec.experiments.figures import SMOOTH, draw, mean_curve
@@ -132,18 +132,44 @@ def test_everything_fits_into_80_columns(name, book):
     assert "…" not in text
 
 
+def plan_of(experiment, book):
+    console = Console(width=80, file=io.StringIO())
+    show_plan(console, experiment, book, missing(experiment, book, 1), 1)
+    return console.file.getvalue()
+
+
 def test_costs_come_from_runs_of_the_same_kind(book, table1):
     simclr, stec, byol = (cell_of(table1, row) for row in ("SimCLR", "S-TEC", "BYOL"))
-    assert minutes(stec, measured_speeds(book)) is None
+    assert cost_of(stec, measured_speeds(book)) is None
     for seed, rate in enumerate((80_000, 100_000, 90_000)):
         book.add(made_up(stec, seed, "NVIDIA H200", rate))
     book.add(made_up(stec, 3, "x86_64 CPU, 2 threads", 100))
     speeds = measured_speeds(book)
     views = 2 * 1000 * 48 * 1024  # 48 whole batches of 1024 in 50,000 images
-    assert minutes(simclr, speeds) == (pytest.approx(views / 90_000 / 60), "NVIDIA H200")
-    assert minutes(byol, speeds) is None, "its target network sees every view too"
+    assert cost_of(simclr, speeds) == (pytest.approx(views / 90_000 / 60), "NVIDIA H200", True)
     other = choose(load_experiment("table1"), ["cifar10-resnet50", "S-TEC"]).cells[0]
-    assert minutes(other, speeds) is None, "another encoder"
+    assert cost_of(other, speeds) is None, "another encoder"
+    assert cost_of(byol, speeds).exact is False, "its target network sees every view too"
+    book.add(made_up(byol, 0, "NVIDIA H200", 60_000))
+    assert cost_of(byol, measured_speeds(book)) == (pytest.approx(views / 60_000 / 60), "NVIDIA H200", True)
+
+
+def test_costs_of_a_like_run_are_reckoned_by_its_work(book, table1):
+    book.add(made_up(cell_of(table1, "SimCLR"), 0, "NVIDIA H200", 90_000))
+    speeds, views = measured_speeds(book), 2 * 200 * 48 * 1024
+    search = {cell.row: cell for cell in load_experiment("search").cells if cell.column == "plain"}
+
+    def passes(row):
+        return cost_of(search[row], speeds).minutes * 60 * 90_000 / views * 2 * 3  # for every image
+
+    assert passes("stec") == pytest.approx(2 * 3)
+    assert passes("stec*") == pytest.approx(2 * 3 + 2), "the target's two, forward only"
+    assert passes("stec + turn") == pytest.approx(3 * 3), "four turned views, each a quarter of a view"
+    many = choose(load_experiment("search"), ["sgd", "stec + turn, 2 small views"]).cells[0]
+    assert cost_of(many, speeds).minutes * 60 * 90_000 / (2 * 200 * 97 * 512) * 6 == pytest.approx(3 * 3.5)
+    text = plan_of(load_experiment("search"), book)
+    assert "~" in text
+    assert "unknown" not in text
 
 
 def test_costs_also_come_from_benchmarks(book, table1):
@@ -152,7 +178,8 @@ def test_costs_also_come_from_benchmarks(book, table1):
     rows = [{"batch_size": 1024, "end_to_end": 100_000}, {"batch_size": 256, "end_to_end": 50_000}]
     (book.path.parent / "speed" / "bench.json").write_text(json.dumps(bench | {"rows": rows}))
     (book.path.parent / "speed" / "other.json").write_text('{"views_per_second": {"ours": 3}}')
-    assert minutes(cell_of(table1, "S-TEC"), measured_speeds(book))[0] == pytest.approx(98_304_000 / 100_000 / 60)
+    cost = cost_of(cell_of(table1, "S-TEC"), measured_speeds(book))
+    assert cost == (pytest.approx(98_304_000 / 100_000 / 60), "NVIDIA H200", True)
 
 
 @pytest.mark.parametrize("name", ["figure-s1", "figure3a", "figure3b", "curves", "table1"])

@@ -1,8 +1,9 @@
-"""What missing runs would cost, from speeds that were measured; nothing is guessed."""
+"""What missing runs would cost, from speeds that were measured: of the same kind of run, or else of a like one."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -29,8 +30,14 @@ class Kind(NamedTuple):
     size: int
     batch_size: int
     target: bool  # a second encoder sees every view
-    turn: bool  # the encoder sees small views too
+    turn: bool  # the encoder sees four turned views of half the side, too
+    small: float  # and small views that together have so many times the pixels of a view
     precision: str
+
+    @property
+    def work(self) -> float:
+        """For every image, in forward passes of a view; a backward pass counts as two, and a target has none."""
+        return 3 * (2 + self.turn + self.small) + 2 * self.target
 
 
 class Speed(NamedTuple):
@@ -40,50 +47,76 @@ class Speed(NamedTuple):
     rate: float
 
 
+class Cost(NamedTuple):
+    """Of training for one run."""
+
+    minutes: float
+    device: str
+    exact: bool  # measured on runs of the same kind; else reckoned from those of a like one, by their work
+
+
 def measured_speeds(book: Book) -> dict[Kind, list[Speed]]:
     """Of all runs in the book, and of the benchmarks beside it (`speed/*.json`)."""
     speeds: dict[Kind, list[Speed]] = {}
     for run in book.runs.values():
         s, rate = run.settings, run.metric("views_per_second")
         if rate and "views.size" in s:  # neither a transfer nor sound
-            kind = _kind(
-                s["method"], s["encoder"], s["views.size"], s["batch_size"], bool(s.get("lambda_turn")), s["precision"]
-            )
+            small = s["views.small"] * (s["views.small_size"] / s["views.size"]) ** 2 if s.get("views.small") else 0.0
+            kind = Kind(
+                s["encoder"], s["views.size"], s["batch_size"], _has_target(s["method"]),
+                bool(s.get("lambda_turn")), small, s["precision"],
+            )  # fmt: skip
             speeds.setdefault(kind, []).append(Speed(run.summary["device"], rate))
     for bench in _benchmarks(book.path.parent / "speed"):
         if bench["method"] in SOUND:
             continue
         turn = METHODS[bench["method"]].turn > 0
         for row in bench["rows"]:
-            kind = _kind(bench["method"], bench["encoder"], bench["size"], row["batch_size"], turn, "auto")
+            kind = Kind(
+                bench["encoder"], bench["size"], row["batch_size"], _has_target(bench["method"]), turn, 0.0, "auto"
+            )
             speeds.setdefault(kind, []).append(Speed(bench["device"], row["end_to_end"]))
     return speeds
 
 
-def minutes(cell: Cell, speeds: dict[Kind, list[Speed]]) -> tuple[float, str] | None:
-    """Of training for one run, and on what; None where nothing comparable was measured. A GPU goes before a CPU."""
+def cost_of(cell: Cell, speeds: dict[Kind, list[Speed]]) -> Cost | None:
+    """None where nothing comparable was measured. A GPU goes before a CPU, the same kind of run before a like one."""
     config = cell.config
     if isinstance(config, TransferConfig) or config.method in SOUND:
         return None  # how long a transfer takes was not measured; how long recordings are shows when they are read
     images = config.data.train_images if cell.data == "shapes" else TRAINING_IMAGES.get(cell.data)
-    found = speeds.get(kind_of(config))
+    wanted = kind_of(config)
+    found = [(kind, speed) for kind in speeds if _alike(kind, wanted) for speed in speeds[kind]]
     if not images or not found:
         return None
-    device = min((speed.device for speed in found), key=lambda name: ("CPU" in name, name))
-    rate = median(speed.rate for speed in found if speed.device == device)
+
+    def distance(kind: Kind) -> tuple[float, float]:
+        return abs(kind.work - wanted.work), abs(math.log(kind.batch_size / wanted.batch_size))
+
+    device = min((speed.device for _, speed in found), key=lambda name: ("CPU" in name, name))
+    nearest = min((kind for kind, speed in found if speed.device == device), key=distance)
+    rate = median(speed.rate for speed in speeds[nearest] if speed.device == device) * nearest.work / wanted.work
     views = 2 * config.epochs * (images // config.batch_size) * config.batch_size
-    return views / rate / 60, device
+    return Cost(views / rate / 60, device, nearest == wanted)
 
 
 def kind_of(config: Config) -> Kind:
     """Of a run."""
     turn = METHODS[config.method].turn if config.lambda_turn is None else config.lambda_turn
-    return _kind(config.method, config.encoder, config.views.size, config.batch_size, bool(turn), config.precision)
+    views = config.views
+    small = views.small * (views.small_size / views.size) ** 2
+    return Kind(
+        config.encoder, views.size, config.batch_size, _has_target(config.method), bool(turn), small, config.precision
+    )
 
 
-def _kind(method: str, encoder: str, size: int, batch_size: int, turn: bool, precision: str) -> Kind:
-    target = issubclass(IDENTITIES[METHODS[method].identity], TargetIdentity)
-    return Kind(encoder, size, batch_size, target, turn, precision)
+def _alike(one: Kind, other: Kind) -> bool:
+    """What is left, work and the size of batches, can be reckoned with."""
+    return (one.encoder, one.size, one.precision) == (other.encoder, other.size, other.precision)
+
+
+def _has_target(method: str) -> bool:
+    return issubclass(IDENTITIES[METHODS[method].identity], TargetIdentity)
 
 
 def _benchmarks(folder: Path) -> Iterator[dict[str, Any]]:

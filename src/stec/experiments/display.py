@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from stec.experiments.book import Book
-from stec.experiments.cost import measured_speeds, minutes
+from stec.experiments.cost import cost_of, measured_speeds
 from stec.experiments.experiment import Cell, Experiment
 from stec.experiments.measured import Measured
 from stec.experiments.tables import Table, provenance_of, table_of
@@ -39,14 +39,17 @@ def show_plan(
     """What is there, what is missing, and what it would cost."""
     speeds = measured_speeds(book)
     console.print(Text(experiment.about, style="bold"))
-    total, unknown, devices = 0.0, 0, set()
+    total, unknown, reckoned, devices = 0.0, 0, False, set()
     shown: set[str] = set()
     for column in experiment.columns:
         rows = []
         for cell in (cell for cell in experiment.cells if cell.column == column):
             lacking = sum(found.hash == cell.hash for found, _ in todo)
-            cost = minutes(cell, speeds)
-            text = "-" if not lacking else "unknown" if cost is None else f"{lacking * cost[0]:,.1f}"
+            cost = cost_of(cell, speeds)
+            text = "-"
+            if lacking:
+                about = "" if cost is None or cost.exact else "~"
+                text = "unknown" if cost is None else f"{about}{lacking * cost.minutes:,.1f}"
             rows.append([cell.row, cell.recipe, f"{seeds - lacking} of {seeds}", str(lacking), text])
             if cell.hash in shown:
                 continue
@@ -54,8 +57,9 @@ def show_plan(
             if cost is None:
                 unknown += lacking
             elif lacking:
-                total += lacking * cost[0]
-                devices.add(cost[1])
+                total += lacking * cost.minutes
+                devices.add(cost.device)
+                reckoned = reckoned or not cost.exact
         console.print()
         _print(console, Table([column, "recipe", "there", "missing", "minutes"], rows))
     console.print()
@@ -71,6 +75,8 @@ def show_plan(
     if unknown:
         parts.append(f"{unknown} unknown: nothing comparable was measured yet")
     console.print(Text("; ".join(parts) if todo else "nothing is missing"))
+    if reckoned:
+        console.print(Text("~: reckoned from the speed of a like run, by views and passes of the encoder", style="dim"))
 
 
 def _print(console: Console, table: Table) -> None:
