@@ -16,6 +16,7 @@ import stec.engine
 import stec.training
 from stec import UserError
 from stec.data import shapes
+from stec.loading import encode, open_data, open_run
 
 
 def encoder_of(folder):
@@ -146,7 +147,7 @@ def test_the_run_folder_explains_the_run(train):
     assert json.loads((folder.path / "summary.json").read_text()) == summary
     promised = ["method", "recipe", "seed", "epochs", "linear_online", "linear", "knn", "linear_untrained"]
     promised += ["linear_pixels", "views_per_second", "peak_memory_bytes", "seconds", "torch", "device", "commit"]
-    promised += ["data_fingerprint"]
+    promised += ["data_fingerprint", "centroid_shift", "feature_spread"]
     assert not [key for key in promised if summary.get(key) is None]
     assert folder.config() == train.config("baselines=true")
     record = folder.metrics()[0]
@@ -155,6 +156,21 @@ def test_the_run_folder_explains_the_run(train):
     assert 0 < record["manipulation_accuracy"] < 1
     encoder = stec.create("stec", encoder="resnet-small").encoder
     encoder.load_state_dict(encoder_of(folder))
+
+
+def test_the_summary_tells_how_far_views_lie_from_images(train):
+    """The paper's measure of Figure 4, here by hand; 0 where nothing is done to an image."""
+    folder, summary = train("run", "epochs=1")
+    run, test = open_run(folder.path), open_data(folder).test
+    (batch,) = test.batches(torch.arange(len(test)), len(test), drop_last=False)
+    torch.manual_seed(0)
+    acted = encode(run, run.views.render(batch.images, run.views.sample(batch.sizes)))
+    images = encode(run, run.views.plain(batch.images, batch.sizes))
+    shifts = [(acted[batch.labels == c].mean(0) - images[batch.labels == c].mean(0)).norm() for c in range(10)]
+    assert summary["centroid_shift"] == pytest.approx(torch.stack(shifts).mean().item(), rel=1e-3)
+    assert summary["feature_spread"] == pytest.approx(images.var(0, correction=0).sum().sqrt().item(), rel=1e-3)
+    still = ("views.area=[1,1]", "views.aspect=[1,1]", "views.mirror=0", "views.jitter_probability=0", "views.grey=0")
+    assert train("still", "epochs=1", "method=simclr", *still)[1]["centroid_shift"] < 1e-3 * summary["centroid_shift"]
 
 
 def test_the_saved_config_has_what_the_methods_name_implies(train):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stec import data
+from stec.analysis.centroids import centroids
 from stec.compiling import start_compilers
 from stec.config import SOUND, Config, DataConfig
 from stec.data import DataSet
@@ -223,18 +224,24 @@ class Pretraining(Task):
         return round(fit_linear(*train, *test, len(self.dataset.classes)).accuracy, 2)
 
     def evaluate(self) -> dict[str, float | None]:
-        """Accuracies of the encoder as it is; none without labels."""
+        """Accuracies of the encoder as it is, and how far views lie from images (Figure 4); none without labels."""
         probe, dataset = self.trainee.probe, self.dataset
         if probe is None or dataset.test is None:
-            return {"linear_online": None, "linear": None, "knn": None}
+            return dict.fromkeys(("linear_online", "linear", "knn", "centroid_shift", "feature_spread"))
         encoder, classes = self.trainee.method.encoder, len(dataset.classes)
         with self.fabric.autocast():
             train = extract_frozen(encoder, self.views, dataset.train)
             test = extract_frozen(encoder, self.views, dataset.test)
+            torch.manual_seed(self.config.seed)  # the same views, also in a run that was resumed
+            views = Views(**dataclasses.asdict(self.config.views))  # drawn by this process alone
+            acted = extract_frozen(encoder, views, dataset.test, act=True)
+        distances = centroids(test[0], acted[0], test[1], dataset.classes)
         with torch.no_grad():
             right = probe(test[0]).argmax(dim=1) == test[1]
         return {
             "linear_online": round(100 * right.float().mean().item(), 2),
             "linear": round(fit_linear(*train, *test, classes).accuracy, 2),
             "knn": round(knn_accuracy(*train, *test, classes), 2),
+            "centroid_shift": round(distances.mean_shift, 4),
+            "feature_spread": round(distances.scale, 4),
         }

@@ -55,6 +55,20 @@ def test_a_missing_matplotlib_is_one_line(runs, monkeypatch):
         analyze(path, images=5)
 
 
+def test_without_umap_the_map_is_one_of_principal_components(runs, monkeypatch, capsys):
+    """And all that needs no map is measured just the same."""
+    path = runs("plain", "epochs=1")[0].path
+    monkeypatch.setitem(__import__("sys").modules, "umap", None)
+    monkeypatch.setattr("sys.argv", ["stec", "analyze", str(path), "--images", "30"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    assert "pip install 'stec[analysis]' gives UMAP" in capsys.readouterr().out
+    found = json.loads((path / "analysis/analysis.json").read_text())
+    assert found["projection"] == "PCA"
+    assert found["centroids"]["features"]["mean_shift"] > 0
+
+
 def test_a_sample_depends_on_the_seed_alone():
     images = torch.randint(0, 256, (50, 3, 20, 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     sizes = torch.tensor([[20.0, 40.0]]).repeat(50, 1)

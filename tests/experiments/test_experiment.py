@@ -44,7 +44,7 @@ def test_imagenette_is_named_as_such_and_claims_no_published_number(experiments)
 def test_experiments_share_runs(experiments):
     """What Table 1 has, Figure S1 and the learning curves need not train again."""
     table = {cell.hash for cell in experiments["table1"].cells}
-    for name in ("figure-s1", "curves"):
+    for name in ("figure-s1", "curves", "figure4"):
         assert {cell.hash for cell in experiments[name].cells} <= table
     assert experiments["actions"].cells[1].hash in table, "egocentric is what the recipe says"
 

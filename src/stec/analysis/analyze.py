@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from stec.analysis.plots import draw_figures
+from stec.analysis.projection import has_umap
 from stec.analysis.sample import draw_sample
 from stec.analysis.study import study
 from stec.loading import open_data, open_run
@@ -22,7 +23,7 @@ def analyze(path: Path, images: int = 1000, seed: int = 0) -> dict[str, Any]:
     """Writes RUN/analysis: map, centroids and actions as PNG and SVG, and analysis.json, which is returned."""
     run = open_run(path)
     sample = draw_sample(run.views, open_data(run.folder), images, seed)
-    found = study(run, sample, seed)
+    found = study(run, sample, seed, "UMAP" if has_umap() else "PCA")
     folder = path / FOLDER
     folder.mkdir(exist_ok=True)
     config = run.config

@@ -23,7 +23,7 @@ def centroids(originals: Tensor, views: Tensor, labels: Tensor, classes: tuple[s
 
     Args:
         originals: (N, D).
-        views: (2N, D) of all first views, then all second ones.
+        views: (nN, D): all first views, then all second ones, and so on.
         labels: (N,), -1 where there is none.
         classes: names; () when unlabelled.
     """
@@ -32,7 +32,7 @@ def centroids(originals: Tensor, views: Tensor, labels: Tensor, classes: tuple[s
         labels, classes = torch.zeros_like(labels), ("all",)
     present = [i for i in range(len(classes)) if (labels == i).any()]
     plain = torch.stack([originals[labels == i].mean(dim=0) for i in present])  # (classes, D)
-    acted = torch.stack([views[labels.repeat(2) == i].mean(dim=0) for i in present])
+    acted = torch.stack([views[labels.repeat(len(views) // len(labels)) == i].mean(dim=0) for i in present])
     shift = (acted - plain).norm(dim=1)
     return Centroids(
         shift={classes[i]: distance for i, distance in zip(present, shift.tolist(), strict=True)},

@@ -23,6 +23,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Which images, which views of the
 def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
     """Draws what runs have learnt: UMAP, class centroids, and what the manipulation model knows, in RUN/analysis."""
     from stec.analysis.analyze import analyze as look
+    from stec.analysis.projection import has_umap
     from stec.run import RunFolder
 
     sound = [RunFolder.open(path).config().method in SOUND for path in runs]  # all, before the first is worked on
@@ -44,7 +45,9 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
         }
         console.print(f"[bold]{escape(str(path))}[/bold]: {escape(found['method'])}", highlight=False, soft_wrap=True)
         show_list(lines)
-        hint(f"figures and analysis.json are in {path / 'analysis'}")
+        if not has_umap():
+            hint("the map shows two principal components; pip install 'stec\\[analysis]' gives UMAP")
+        hint(escape(f"figures and analysis.json are in {path / 'analysis'}"))
 
 
 def _analyze_sound(path: Path, frames: int, seed: int) -> None:

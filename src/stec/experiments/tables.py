@@ -25,6 +25,8 @@ NAMES = {
     "peak_memory_bytes": "GiB",
     "effective_rank": "feature rank",
     "embedding_rank": "embedding rank",
+    "centroid_shift": "views from images",
+    "feature_spread": "spread of images",
     "phones_mfcc": "MFCC",
     "phones_untrained": "untrained",
     "phones_majority": "most frequent",

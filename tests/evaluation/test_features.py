@@ -1,0 +1,24 @@
+"""What evaluation shows to an encoder."""
+
+import pytest
+import torch
+
+from stec.data import ResidentSplit
+from stec.evaluation.features import extract
+from stec.views import Views
+
+
+@pytest.mark.parametrize("act", [False, True])
+def test_mixed_precision_does_not_touch_the_pixels(act):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (300, 3, 20, 20), dtype=torch.uint8, generator=generator)
+    split = ResidentSplit(images, torch.tensor([[20.0, 30.0]]).repeat(300, 1), torch.arange(300) % 3 - 1)
+    views, seen = Views(size=16), []
+    for mixed in (False, True):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            features, labels = extract(lambda x: x.flatten(1), views, split, act)
+        seen.append(features)
+        assert features.shape == (200, 3 * 16 * 16), "of those that have a label"
+        assert labels.tolist() == [i % 3 - 1 for i in range(300) if i % 3]
+    assert torch.equal(*seen)
