@@ -81,6 +81,18 @@ def test_measured_numbers_are_those_of_scipy(book, table1):
     assert rows["S-TEC* - ReLIC"] == ["+1.1", "-", "-", "-", "0"]
 
 
+def test_a_run_without_the_metric_is_not_counted(book, tmp_path):
+    """As an older run is, from before there was such a metric."""
+    points = choose(load_experiment("figure-s1"), ["cifar10-resnet18"])
+    simclr, stec = points.cells
+    fill(book, simclr, SIMCLR[:2])
+    book.add(made_up(simclr, 2, knn=80.0))
+    book.add(made_up(stec, 0, knn=80.0))
+    (group,) = measure(points, book).groups
+    assert [row[-1] for row in table_of(group).rows] == ["2", "0", "0"]
+    assert draw(measure(points, book), tmp_path)
+
+
 def test_a_single_run_has_no_interval(book, table1):
     fill(book, cell_of(table1, "S-TEC"), [91.82])
     (group,) = measure(table1, book).groups

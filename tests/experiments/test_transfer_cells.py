@@ -41,8 +41,8 @@ def test_the_start_is_made_once_and_every_run_is_written_down(mine, tmp_path):
     assert len(book.runs) == 5  # four transfers and the pretraining
     assert not missing(mine, book, seeds=2)
     (group,) = measure(mine, book).groups
-    assert [line.n for line in group.lines] == [2, 2]
-    assert group.differences[0].n == 2
+    assert [line.n("miou") for line in group.lines] == [2, 2]
+    assert group.differences[0].n("miou") == 2
 
     again = Book(tmp_path / "again.jsonl")  # `results add` finds out by itself what a transfer started from
     for path in sorted((tmp_path / "runs").iterdir()):

@@ -27,7 +27,9 @@ def show_measured(console: Console, measured: Measured) -> None:
     console.print()
     for note in measured.experiment.notes:
         console.print(Text(f"- {' '.join(note.split())}", style="dim"))
-    several = any(line.n > 1 for group in measured.groups for line in group.lines)
+    several = any(
+        spread.n > 1 for group in measured.groups for line in group.lines for spread in line.measured.values()
+    )
     if several:
         console.print(Text("- ± and 95 %: half the t-interval of the mean; differences are over paired seeds", "dim"))
     console.print(Text(f"- {provenance_of(measured)}", style="dim"))

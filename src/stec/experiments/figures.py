@@ -57,11 +57,11 @@ def _points(measured: Measured, groups: Sequence[Group]) -> Any:
     """Figure S1: a panel for every setting; every run a point, beside it the mean with its 95 % interval."""
     figure, panels = _panels(len(groups), columns=4, width=2.4, height=2.9)
     for panel, group in zip(panels, groups, strict=True):
-        lines = [line for line in group.lines if line.runs]
         metric = group.metrics[0]
+        lines = [line for line in group.lines if line.n(metric)]
         for x, line in enumerate(lines):
             _spread(panel, x, line, metric, COLOURS[x % len(COLOURS)])
-        panel.set_xticks(range(len(lines)), [f"{line.row}\nn = {line.n}" for line in lines])
+        panel.set_xticks(range(len(lines)), [f"{line.row}\nn = {line.n(metric)}" for line in lines])
         panel.set_xlim(-0.6, len(lines) - 0.4)
         panel.set_title(group.column or measured.experiment.name, fontsize=9)
         panel.set_ylabel(f"{name_of(metric)} (%)")
@@ -82,7 +82,7 @@ def _best(measured: Measured, groups: Sequence[Group]) -> Any:
             [
                 *group.column.split(", "),
                 (group.best.row if group.best else ""),
-                f"n = {group.best.n if group.best else 0}",
+                f"n = {group.best.n(group.metrics[0]) if group.best else 0}",
             ]
         )
         for group in groups
@@ -100,13 +100,13 @@ def _sweep(measured: Measured, groups: Sequence[Group]) -> Any:
     figure, panels = _panels(len(groups), columns=2, width=3.6, height=2.9)
     for panel, group in zip(panels, groups, strict=True):
         metric = group.metrics[0]
-        lines = [line for line in group.lines if line.runs]
+        lines = [line for line in group.lines if line.n(metric)]
         means = [line.measured[metric].mean for line in lines]
         panel.plot([x + BESIDE for x in range(len(lines))], means, color=COLOURS[0], linewidth=1)
         for x, line in enumerate(lines):
             _spread(panel, x, line, metric, COLOURS[0])
         panel.set_xticks(range(len(lines)), [line.row.replace(" ", "\n") for line in lines])
-        numbers = [line.n for line in lines]
+        numbers = [line.n(metric) for line in lines]
         each = str(numbers[0]) if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)}"
         panel.set_xlabel(f"{measured.experiment.labels.get(group.column, group.column)} (n = {each} each)")
         panel.set_ylabel(f"{name_of(metric)} (%)")

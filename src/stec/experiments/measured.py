@@ -21,10 +21,9 @@ class Line:
     cell: Cell | None  # None: a difference
     runs: tuple[Run, ...]  # by seed; none for a difference
 
-    @property
-    def n(self) -> int:
-        """Runs, or pairs of runs."""
-        return max((spread.n for spread in self.measured.values()), default=0)
+    def n(self, metric: str) -> int:
+        """Runs, or pairs of runs, that have it."""
+        return self.measured[metric].n if metric in self.measured else 0
 
 
 @dataclass(frozen=True)

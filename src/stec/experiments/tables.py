@@ -50,7 +50,7 @@ def table_of(group: Group) -> Table:
     """The first metric with mean, standard deviation (std) and half the 95 % interval, the others with one of them."""
     lines = [*group.lines, *((group.best,) if group.best else ()), *group.differences]
     first, *others = group.metrics
-    several = any(line.n > 1 for line in lines)
+    several = any(line.n(first) > 1 for line in lines)
     known = {metric for line in lines for metric in line.published}
     header = [
         "",
@@ -73,7 +73,7 @@ def table_of(group: Group) -> Table:
                 _optional(first, spread.std if spread else None),
                 _optional(first, spread.interval if spread else None, "± "),
             ]
-        row.append(str(line.n))
+        row.append(str(line.n(first)))
         for metric in others:
             row += [_published(line.published.get(metric), signed)] if metric in known else []
             row.append(_with_interval(metric, line.measured.get(metric), signed))
