@@ -41,6 +41,15 @@ def test_imagenette_is_named_as_such_and_claims_no_published_number(experiments)
             assert not (cell.data == "imagenette" and cell.published)
 
 
+def test_table_2_has_the_views_of_those_who_published(experiments):
+    """200 epochs: Lee et al.'s own numbers; 1,000: trained by the paper, with "the same image augmentations"."""
+    for cell in experiments["table2"].cells:
+        lees = "SimSiam" in cell.row and "200" in cell.column
+        views = cell.config.views
+        expected = ((0.2, 1.0), (0.4, 0.1), 0.5, 0.0) if lees else ((0.08, 1.0), (0.8, 0.2), 0.5, 0.2)
+        assert (views.area, views.jitter, views.blur, views.solarize) == expected, (cell.column, cell.row)
+
+
 def test_experiments_share_runs(experiments):
     """What Table 1 has, Figure S1 and the learning curves need not train again."""
     table = {cell.hash for cell in experiments["table1"].cells}
