@@ -40,6 +40,10 @@ def test_a_run_prints_its_accuracies_and_where_it_is(stec, tmp_path):
     assert f"{summary['linear']:.1f} %" in out
 
 
+def test_a_folder_with_brackets_is_named_as_it_is(stec):
+    assert "everything is in run[bold]" in stec("pretrain", *TINY, "epochs=1", "--out", "run[bold]")[1]
+
+
 def test_a_star_is_not_put_into_a_path(stec, tmp_path):
     code, _, _ = stec("pretrain", *TINY, "epochs=1", "method=stec*")
     assert code == 0

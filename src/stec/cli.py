@@ -135,7 +135,7 @@ def views(
 
     make_room(out)
     draw_views(config, pairs).save(out)
-    console.print(f"{out}: {pairs} pairs of views, the action drawn on the first of each")
+    console.print(f"{out}: {pairs} pairs of views, the action drawn on the first of each", markup=False)
 
 
 @app.command(cls=TakesWords)
@@ -243,7 +243,8 @@ def _print_summary(summary: dict[str, Any], path: Path) -> None:
                 )
     console.print(table)
     speeds = [f", {summary[key]:,} {name}" for key, name in SPEEDS.items() if summary.get(key)]
-    console.print(f"{summary['seconds']:.0f} s of training{''.join(speeds)}; everything is in {path}", highlight=False)
+    where = f"everything is in {path}"
+    console.print(f"{summary['seconds']:.0f} s of training{''.join(speeds)}; {where}", highlight=False, markup=False)
 
 
 def main() -> None:

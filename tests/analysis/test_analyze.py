@@ -1,13 +1,15 @@
 """`stec analyze` as a person meets it."""
 
 import json
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
 from tiny_runs import Runner
 
-from stec import cli
+from stec import cli, data
 from stec.analysis.analyze import analyze
 from stec.analysis.sample import draw_sample
 from stec.data import DataSet, ResidentSplit
@@ -50,15 +52,26 @@ def test_figures_and_numbers_of_two_runs(runs, monkeypatch, capsys):
 
 def test_a_missing_matplotlib_is_one_line(runs, monkeypatch):
     path = runs("few", "epochs=1")[0].path
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"stec\[analysis\]"):
         analyze(path, images=5)
+
+
+def test_classes_may_have_any_name(runs, monkeypatch):
+    path = runs("odd", "epochs=1")[0].path
+    names = ("$x^$", "_hidden", "<b>", "a b", *"cdefgh")
+    monkeypatch.setattr(data, "load", lambda *a, load=data.load: replace(load(*a), classes=names))
+    monkeypatch.setitem(sys.modules, "umap", None)
+    analyze(path, images=40)
+    drawn = (path / "analysis/map.svg").read_text()
+    assert "<!--  _hidden -->" in drawn, "in the legend"
+    assert all(f"<!-- {name} -->" in drawn for name in ("a b", "c"))
 
 
 def test_without_umap_the_map_is_one_of_principal_components(runs, monkeypatch, capsys):
     """And all that needs no map is measured just the same."""
     path = runs("plain", "epochs=1")[0].path
-    monkeypatch.setitem(__import__("sys").modules, "umap", None)
+    monkeypatch.setitem(sys.modules, "umap", None)
     monkeypatch.setattr("sys.argv", ["stec", "analyze", str(path), "--images", "30"])
     with pytest.raises(SystemExit) as stop:
         cli.main()

@@ -61,7 +61,7 @@ def _map(figure: Figure, study: Study) -> None:
     for label in range(-1, len(names)):
         rows = sample.labels == label
         if rows.any():
-            colour, name = (QUIET, "no label") if label < 0 else (colours[label], names[label])
+            colour, name = (QUIET, "no label") if label < 0 else (colours[label], _verbatim(names[label]))
             right.scatter(*originals[rows].T, s=7, lw=0, color=colour, label=name, rasterized=True)
     if 0 < len(names) <= NAMED:
         right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=False, markerscale=2)
@@ -83,7 +83,7 @@ def _bars(axes: Axes, space: str, found: Centroids) -> None:
     axes.barh(range(len(names)), [found.shift[name] for name in names], color=FIRST, height=0.6)
     axes.axvline(found.mean_shift, color=SECOND, lw=1)
     labelled = len(names) <= 3 * NAMED
-    axes.set_yticks(range(len(names)) if labelled else [], names if labelled else [])
+    axes.set_yticks(range(len(names)) if labelled else [], map(_verbatim, names) if labelled else [])
     axes.tick_params(length=0)
     axes.set_title(f"{space}: mean {found.mean_shift:.2f}, originals spread {found.scale:.2f}")
     axes.set_xlabel("distance between the centroids of views and originals")
@@ -119,6 +119,11 @@ def _actions(figure: Figure, study: Study) -> None:
         below.plot(centres, [group["error"] for group in component.by_value], color=SECOND, lw=1.2, marker=".")
         below.axhline(component.error_chance, color=QUIET, lw=0.8, ls=":")
         below.set(xlabel="true value", ylabel="mean error", xlim=(low, high), ylim=(0, None))
+
+
+def _verbatim(name: str) -> str:
+    """For matplotlib, which takes what is between dollars for a formula, and leaves a name with `_` out of a legend."""
+    return f" {name}".replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")
 
 
 def class_colours(number: int) -> list[tuple[float, float, float]]:

@@ -146,7 +146,7 @@ def results_write(
     from stec.experiments.tables import write_tables
 
     changed = write_tables(page, Book(book))
-    console.print(f"{page}: {'tables made anew' if changed else 'up to date'}", highlight=False)
+    console.print(f"{page}: {'tables made anew' if changed else 'up to date'}", highlight=False, markup=False)
 
 
 def _show(name: str, only: list[str], book: Book, json_file: Path | None) -> None:
@@ -163,6 +163,6 @@ def _show(name: str, only: list[str], book: Book, json_file: Path | None) -> Non
         json_file.write_text(json.dumps(measured.to_json(), indent=2) + "\n")
     try:
         for file in draw(measure(whole, book), book.path.parent / "figures"):
-            console.print(f"drawn: {file}", highlight=False, soft_wrap=True)
+            say(f"drawn: {file}")
     except UserError as error:  # matplotlib is not installed; the numbers are there all the same
-        hint(escape(str(error)))
+        hint(str(error))

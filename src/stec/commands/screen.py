@@ -42,7 +42,7 @@ def make_table(*columns: str) -> Table:
 
 def hint(text: str) -> None:
     """What to do next, in grey."""
-    console.print(f"\n{text}", style="dim", highlight=False)
+    console.print(f"\n{text}", style="dim", highlight=False, markup=False)
 
 
 def say(text: str) -> None:

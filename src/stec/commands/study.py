@@ -30,7 +30,7 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
     for path in (path for path, is_sound in zip(runs, sound, strict=True) if is_sound):
         _analyze_sound(path, images, seed)
     for path in (path for path, is_sound in zip(runs, sound, strict=True) if not is_sound):
-        with console.status(f"{path} ..."):
+        with console.status(escape(f"{path} ...")):
             found = look(path, images, seed)
         features, plane = found["centroids"]["features"], found["centroids"]["projection"]
         relative = features["mean_shift"] / features["scale"]
@@ -46,15 +46,15 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
         console.print(f"[bold]{escape(str(path))}[/bold]: {escape(found['method'])}", highlight=False, soft_wrap=True)
         show_list(lines)
         if not has_umap():
-            hint("the map shows two principal components; pip install 'stec\\[analysis]' gives UMAP")
-        hint(escape(f"figures and analysis.json are in {path / 'analysis'}"))
+            hint("the map shows two principal components; pip install 'stec[analysis]' gives UMAP")
+        hint(f"figures and analysis.json are in {path / 'analysis'}")
 
 
 def _analyze_sound(path: Path, frames: int, seed: int) -> None:
     from stec.audio.figures import write_figures
     from stec.audio.study import study
 
-    with console.status(f"{path} ..."):
+    with console.status(escape(f"{path} ...")):
         found = study(path, frames, seed)
         write_figures(found, path / "analysis")
     steps = ", ".join(f"{loss:.2f}" for loss in found.steps)
