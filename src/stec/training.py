@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stec import data
-from stec.analysis.centroids import centroids
 from stec.compiling import start_compilers
 from stec.config import SOUND, Config, DataConfig
 from stec.data import DataSet
 from stec.encoder import Description
 from stec.engine import Loop, Task, make_fabric
 from stec.evaluation import health
+from stec.evaluation.centroids import centroids
 from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stec.analysis.centroids import Centroids
 from stec.analysis.study import Study
 from stec.errors import UserError
+from stec.evaluation.centroids import Centroids
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from stec.analysis.centroids import Centroids, centroids
 from stec.analysis.knowledge import Component, Reading, judge, read
 from stec.analysis.projection import Projection, project
 from stec.analysis.sample import Sample
 from stec.evaluation import health
+from stec.evaluation.centroids import Centroids, centroids
 from stec.loading import LoadedRun, encode
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from stec.analysis.centroids import centroids
+from stec.evaluation.centroids import centroids
 
 
 def test_distances_are_those_of_a_slow_loop():
