@@ -40,7 +40,7 @@ def train(optimizer, steps):
         optimizer.step()
 
 
-def slow_lars(steps, momentum, weight_decay, trust):
+def slow_lars(steps, momentum, weight_decay, trust, clip=False):
     """The formula, one tensor after the other, in float64."""
     weights = tensors(0, torch.float64)
     buffers = [torch.zeros_like(w) for w in weights]
@@ -49,6 +49,7 @@ def slow_lars(steps, momentum, weight_decay, trust):
             d = g + weight_decay * w
             w_norm, d_norm = w.square().sum().sqrt().item(), d.square().sum().sqrt().item()
             local = trust * w_norm / d_norm if trust and w_norm > 0 and d_norm > 0 else 1.0
+            local = min(local / rate(step), 1.0) if clip else local
             v.copy_(momentum * v + local * d)
             w.sub_(rate(step) * v)
     return weights
@@ -64,6 +65,31 @@ def test_lars_follows_the_formula(dtype, tolerance, trust, weight_decay, momentu
     expected = slow_lars(range(6), momentum, weight_decay, trust)
     for found, wanted in zip(weights, expected, strict=True):
         torch.testing.assert_close(found.detach().double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("trust", [0.02, 0.3, 0.0])  # all tensors are clipped, some, and none
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+def test_larc_follows_the_formula_whatever_the_scale_of_the_loss(trust, scale):
+    """A loss 20 times as large, with a 20th of the rate and 20 times the decay, makes the same steps; trust stays."""
+    weights = [nn.Parameter(tensor) for tensor in tensors(0, torch.float64)]
+    optimizer = LARS(weights, lr=1.0, momentum=0.9, weight_decay=0.1 * scale, trust=trust, clip=True)
+    for step in range(6):
+        for weight, gradient in zip(weights, tensors(100 + step, torch.float64), strict=True):
+            weight.grad = scale * gradient
+        optimizer.param_groups[0]["lr"] = rate(step) / scale
+        optimizer.step()
+    for found, wanted in zip(weights, slow_lars(range(6), 0.9, 0.1, trust, clip=True), strict=True):
+        torch.testing.assert_close(found.detach(), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_larc_stands_still_at_a_rate_of_zero():
+    weights = parameters()
+    before = copy.deepcopy(weights)
+    for weight, gradient in zip(weights, tensors(1), strict=True):
+        weight.grad = gradient
+    LARS(weights, lr=0.0, trust=0.02, clip=True).step()
+    for now, then in zip(weights, before, strict=True):
+        torch.testing.assert_close(now, then, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("trust", [0.0, None])

@@ -123,11 +123,12 @@ class AudioConfig:
 class OptimizerConfig:
     """Which steps, with linear warm-up and cosine decay."""
 
-    name: str = "lars"  # lars: SGD with momentum, scaled by layer; adamw: for vision transformers. Sound: always Adam
+    # lars: SGD with momentum, scaled by layer; larc: the same, limited by layer; adamw: for vision transformers.
+    name: str = "lars"  # Sound: always Adam
     rate: float = 1.0  # learning rate per 256 images in the batch; for sound the rate itself
     momentum: float = 0.9  # adamw: decay of the mean gradient
     weight_decay: float = 1e-6
-    trust: float = 0.001  # lars: trust coefficient; 0 is plain SGD
+    trust: float = 0.001  # lars: steps relative to the weights, by the rate; larc: the most of them; 0 is plain SGD
     warmup_epochs: float = 10
 
 

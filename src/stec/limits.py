@@ -8,7 +8,7 @@ CHOICES = {
     "manipulation.readout": ("classification", "regression"),
     "manipulation.bins": ("uniform", "quantile"),
     "manipulation.components": ("all", "informative"),
-    "optimizer.name": ("lars", "adamw"),
+    "optimizer.name": ("lars", "larc", "adamw"),
     "audio.negatives": ("same", "other", "both"),
     "audio.pieces": ("windows", "frames"),
     "device": ("auto", "cpu", "cuda"),

@@ -31,6 +31,10 @@ class LARS(torch.optim.Optimizer):
     not switch LARS off; unlike there, and as in `torch.optim.SGD`, the rate stays outside of the momentum
     buffer v.
 
+    With `clip` it is LARC, as in apex and solo-learn: plain SGD as long as no step exceeds `trust` times the weight::
+
+        local = min(trust * |w| / |d| / lr, 1)
+
     Nothing in a step waits for the device. The tensors of a group must be on one device.
 
     Args:
@@ -39,6 +43,7 @@ class LARS(torch.optim.Optimizer):
         momentum: Decay of the buffer v.
         weight_decay: L2 penalty.
         trust: Trust coefficient; 0 or None makes a group plain SGD with momentum.
+        clip: Whether trust is the most that a step may be, and not what every step is.
 
     A group may have a `factor`, by which its learning rate differs from `lr`.
 
@@ -56,13 +61,14 @@ class LARS(torch.optim.Optimizer):
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         trust: float | None = 0.001,
+        clip: bool = False,
     ) -> None:
         for name, value in (("lr", float(lr)), ("weight_decay", weight_decay), ("trust", trust or 0.0)):
             if value < 0:
                 raise ValueError(f"{name}={value}: must be at least 0")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum}: must be at least 0 and below 1")
-        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust))
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust, clip=clip))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -89,7 +95,8 @@ class LARS(torch.optim.Optimizer):
         buffers = [own_part(self._buffer(p)) for p in parameters]  # v
         rate = group["lr"] * group.get("factor", 1.0)
         if group["trust"]:
-            local = _local_rates(weights, directions, group["trust"], is_part(parameters[0]))
+            limit = rate if group.get("clip") else None  # absent from older checkpoints
+            local = _local_rates(weights, directions, group["trust"], limit, is_part(parameters[0]))
             directions = list(torch._foreach_mul(directions, local))
         _move(weights, directions, buffers, rate, group["momentum"])
 
@@ -126,11 +133,18 @@ def _move_in_one_pass(
     )  # fmt: skip
 
 
-def _local_rates(weights: list[Tensor], directions: list[Tensor], trust: float, parts: bool) -> list[Tensor]:
-    """trust * |w| / |d| for each tensor, 1 where either norm is 0, as scalars on the device; see `norms` for parts."""
+def _local_rates(
+    weights: list[Tensor], directions: list[Tensor], trust: float, limit: float | Tensor | None, parts: bool
+) -> list[Tensor]:
+    """trust * |w| / |d| for each tensor, 1 where either norm is 0, as scalars on the device; see `norms` for parts.
+
+    With a limit, by how much the rate `limit` has to shrink to be no larger than that.
+    """
     w, d = norms([*weights, *directions], parts).chunk(2)  # (tensors,)
-    local = torch.where((w > 0) & (d > 0), trust * w / d, 1.0)
-    return list(local.unbind())
+    local = trust * w / d
+    if limit is not None:
+        local = (local / limit).clamp(max=1.0)
+    return list(torch.where((w > 0) & (d > 0), local, 1.0).unbind())
 
 
 def create_optimizer(
@@ -148,8 +162,8 @@ def create_optimizer(
         plain: See `parameter_groups`.
     """
     groups = parameter_groups(model, settings.weight_decay, settings.trust, plain)
-    if settings.name == "lars":
-        return LARS(groups, rate, settings.momentum)
+    if settings.name in ("lars", "larc"):
+        return LARS(groups, rate, settings.momentum, clip=settings.name == "larc")
     for group in groups:
         del group["trust"]
     recorded = isinstance(rate, Tensor) and rate.is_cuda
