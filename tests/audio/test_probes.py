@@ -13,12 +13,12 @@ from stec.audio.probes import (
     mfcc,
     mfcc_features,
     network_features,
-    pooled_utterances,
     probe,
     speaker_numbers,
     with_context,
 )
 from stec.audio.sounds import Sounds, join, split
+from stec.evaluation.linear import fit_linear
 
 CPU = torch.device("cpu")
 
@@ -103,13 +103,27 @@ def test_every_speaker_belongs_to_its_utterance():
             found.append(torch.full((5, 2), tell[int(waveforms[index].sum())]))
         return found
 
-    features, labels = pooled_utterances(oracle, sounds, range(60), CPU)
-    assert torch.equal(features[:, 0].long(), labels)
     assert speaker_numbers(sounds).tolist() == [i % 3 for i in range(60)]
     result = probe(oracle, sounds, split(sounds, 0.3), CPU)
     assert result.speakers.accuracy == 100
     assert result.phones is None
     assert result.accuracies("_x") == {"phones_x": None, "speakers_x": 100.0}
+
+
+def test_every_utterance_is_heard_once_for_both_probes(sounds):
+    """And phones are read as from features that were made for them alone."""
+    heard = []
+
+    def features(waveforms):
+        heard.extend(len(each) for each in waveforms)
+        return [mfcc(each) for each in waveforms]
+
+    parts = split(sounds, 0.25)
+    found = probe(features, sounds, parts, CPU)
+    assert sorted(heard) == sorted(sounds.lengths)
+    alone = (labelled_frames(features, sounds, part, CPU) for part in (parts.train, parts.phones))
+    (train, train_phones), (test, test_phones) = alone
+    assert found.phones == fit_linear(train, train_phones, test, test_phones, len(sounds.classes))
 
 
 def test_the_most_frequent_answer(sounds):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,12 +37,24 @@ class Probed:
 
 def probe(features: Features, sounds: Sounds, split: Split, device: torch.device) -> Probed:
     """Fits both classifiers. Phones are tested on speakers, speakers on utterances, that nobody has heard before."""
+    of_phones = {*split.train, *split.phones} if has_phones(sounds, split) else set()
+    of_speakers = {*split.known, *split.speakers} if len(set(sounds.speakers)) > 1 else set()
+    frames: dict[int, tuple[Tensor, Tensor]] = {}
+    pooled: dict[int, Tensor] = {}
+    for index, each in _extract(features, sounds, of_phones | of_speakers, device):  # once, for both
+        if index in of_phones:
+            frames[index] = _labelled(sounds, index, each)
+        if index in of_speakers:
+            pooled[index] = torch.cat([each.mean(dim=0), each.std(dim=0, correction=0)])
     phones = speakers = None
-    if has_phones(sounds, split):
-        train, test = (labelled_frames(features, sounds, part, device) for part in (split.train, split.phones))
+    if frames:
+        train, test = (_joined(frames, part) for part in (split.train, split.phones))
+        frames.clear()  # gigabytes, for hours of speech
         phones = fit_linear(*train, *test, len(sounds.classes))
-    if len(set(sounds.speakers)) > 1:
-        train, test = (pooled_utterances(features, sounds, part, device) for part in (split.known, split.speakers))
+    if pooled:
+        numbers = speaker_numbers(sounds).to(device)
+        told = {index: (rows[None], numbers[index, None]) for index, rows in pooled.items()}
+        train, test = (_joined(told, part) for part in (split.known, split.speakers))
         speakers = fit_linear(*train, *test, len(set(sounds.speakers)))
     return Probed(phones, speakers)
 
@@ -80,35 +92,32 @@ def labelled_frames(
     features: Features, sounds: Sounds, chosen: Sequence[int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Features (N, D) and phones (N,) of all frames of these utterances whose phone is known."""
-    rows, labels = [], []
-    for indices, each in _extract(features, sounds, chosen, device):
-        for index, frames in zip(indices, each, strict=True):
-            phones = sounds.phones_of(index)[: len(frames)].to(device)
-            known = phones >= 0
-            rows.append(frames[: len(phones)][known])
-            labels.append(phones[known])
+    each = {index: _labelled(sounds, index, rows) for index, rows in _extract(features, sounds, chosen, device)}
+    return _joined(each, chosen)
+
+
+def _labelled(sounds: Sounds, index: int, frames: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the frames (T, D) of an utterance those with a phone, (N, D), and their phones (N,)."""
+    phones = sounds.phones_of(index)[: len(frames)].to(frames.device)
+    known = phones >= 0
+    return frames[: len(phones)][known], phones[known]
+
+
+def _joined(found: dict[int, tuple[Tensor, Tensor]], part: Iterable[int]) -> tuple[Tensor, Tensor]:
+    """Rows and labels of some utterances, in the order in which they were found."""
+    chosen = set(part)
+    rows, labels = zip(*(pair for index, pair in found.items() if index in chosen), strict=True)
     return torch.cat(rows), torch.cat(labels)
 
 
-def pooled_utterances(
-    features: Features, sounds: Sounds, chosen: Sequence[int], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation over time (U, 2 D) of these utterances, and their speakers (U,)."""
-    rows, order = [], []
-    for indices, each in _extract(features, sounds, chosen, device):
-        rows += [torch.cat([frames.mean(dim=0), frames.std(dim=0, correction=0)]) for frames in each]
-        order += indices
-    return torch.stack(rows), speaker_numbers(sounds)[order].to(device)
-
-
 def _extract(
-    features: Features, sounds: Sounds, chosen: Sequence[int], device: torch.device
-) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Utterances and their features, a few at a time, those of about one length together."""
-    order = sorted(chosen, key=lambda index: int(sounds.lengths[index]))
+    features: Features, sounds: Sounds, chosen: Iterable[int], device: torch.device
+) -> Iterator[tuple[int, Tensor]]:
+    """Utterances and their features (T, D), a few at a time, those of about one length together."""
+    order = sorted(chosen, key=lambda index: (int(sounds.lengths[index]), index))
     for start in range(0, len(order), _BATCH):
         indices = order[start : start + _BATCH]
-        yield indices, features([waveform(sounds, index).to(device) for index in indices])
+        yield from zip(indices, features([waveform(sounds, index).to(device) for index in indices]), strict=True)
 
 
 def network_features(network: Network) -> Features:
