@@ -96,6 +96,29 @@ def test_every_part_of_every_method_gets_a_gradient(sounds, method, words):
         assert parameter.grad.abs().sum() > 0, name
 
 
+@pytest.mark.parametrize("pieces", ["windows", "frames"])
+def test_the_time_insensitive_model_does_not_drown_the_prediction_at_the_start(sounds, pieces):
+    """Its gradient on an untrained network is about that of the prediction, at the weight that recipes give it."""
+    task = _task(
+        _config("method=stec-cpc", f"audio.pieces={pieces}", "audio.window=8000", "identity.hidden=128"), sounds
+    )
+    torch.manual_seed(0)
+    batch = task.prepare(*next(task.batches(torch.arange(0, 20), 20)))
+    weights = list(task.method.network.parameters())
+
+    def gradient(weight: float) -> torch.Tensor:
+        task.method.models.config = _config(
+            "method=stec-cpc", f"audio.pieces={pieces}", f"audio.lambda_identity={weight}"
+        )
+        torch.manual_seed(1)
+        loss, _ = task.module(*batch)
+        return torch.cat([each.flatten() for each in torch.autograd.grad(loss, weights)])
+
+    prediction = gradient(0)
+    identity = gradient(task.config.audio.lambda_identity) - prediction
+    assert 0 < identity.norm() < 4 * prediction.norm()
+
+
 def test_weights_of_the_losses_are_weights(sounds):
     losses = {}
     for words in ((), ("audio.lambda_identity=2.1",), ("lambda_manip=4.1",)):

@@ -19,7 +19,7 @@ from stec.audio.network import Network, frame_count
 from stec.config import Config
 from stec.errors import UserError, nearest
 from stec.functional import manipulation_cross_entropy
-from stec.networks.heads import mlp, projector
+from stec.networks.heads import mlp
 
 PARTS = 4  # of a window, whose means the manipulation model reads: one mean has no time
 
@@ -83,7 +83,7 @@ class InverseModels(nn.Module):
             nn.Linear(context.units, audio.steps * dim, bias=False) for _ in range(directions)
         )
         identity = config.identity
-        self.projector = projector(context.dim, identity.hidden, identity.output) if pairing.identity else None
+        self.projector = _projector(context.dim, identity.hidden, identity.output) if pairing.identity else None
         self.actions = actions.parse(config.manipulation.action) if pairing.manipulation else []
         if pairing.manipulation:
             limits = [component.limit for component in actions.components(self.actions)]
@@ -145,6 +145,15 @@ class InverseModels(nn.Module):
             return contexts.mean(dim=1)
         times = torch.randint(contexts.shape[1], (len(contexts), 1, 1), device=contexts.device)
         return contexts.gather(1, times.expand(-1, 1, contexts.shape[2])).squeeze(1)
+
+
+def _projector(dim: int, hidden: int, output: int) -> nn.Sequential:
+    """Contexts (B, dim) to the space (B, output) in which the identity of utterances is compared.
+
+    Without batch norm: untrained contexts are nearly alike, and it would enlarge their differences. The gradient of
+    this model was then tens of times CPC's, at a weight of 0.1, and CPC learnt nothing until it had calmed down.
+    """
+    return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, output))
 
 
 def _parts(contexts: Tensor) -> Tensor:
