@@ -238,7 +238,7 @@ def _counting(lengths):
 
 def test_windows_are_whole_pieces_of_one_utterance():
     sounds = _counting([300, 40, 100, 99, 250])
-    windows = Windows(sounds, [0, 1, 2, 3], 100, None, CPU)
+    windows = Windows(sounds, [0, 1, 2, 3], 100, 100, None, CPU)
     assert windows.too_short == 2
     assert windows.items.tolist() == [0, 1]
     seen = set()
@@ -254,12 +254,14 @@ def test_windows_are_whole_pieces_of_one_utterance():
 
 
 def test_an_epoch_is_about_as_long_as_the_utterances():
-    windows = Windows(_counting([1000, 399, 100]), [0, 1, 2], 100, None, CPU)
+    windows = Windows(_counting([1000, 399, 100]), [0, 1, 2], 100, 100, None, CPU)
     assert windows.items.tolist() == [0] * 5 + [1] + [2]
+    longer = Windows(_counting([1000, 399, 100]), [0, 1, 2], 120, 100, None, CPU)  # as for windows that may be faster
+    assert longer.items.tolist() == windows.items[windows.items < 2].tolist()
 
 
 def test_the_second_window_can_be_kept_near():
-    windows = Windows(_counting([900]), [0], 100, 50, CPU)
+    windows = Windows(_counting([900]), [0], 100, 100, 50, CPU)
     torch.manual_seed(0)
     distances = torch.cat([b.starts[1] - b.starts[0] for b in windows.batches(torch.zeros(500, dtype=torch.long), 50)])
     assert 40 < distances.abs().max() <= 50
@@ -270,7 +272,7 @@ def test_streamed_windows_are_those_that_resident_ones_would_be(sounds, tmp_path
     save_arrays(sounds, tmp_path)
     batches = []
     for source, residence in ((sounds, "always"), (open_arrays(tmp_path), "never"), (open_arrays(tmp_path), "always")):
-        windows = Windows(source, range(10), 3200, None, CPU, residence)
+        windows = Windows(source, range(10), 3200, 3200, None, CPU, residence)
         assert windows.resident == (residence == "always")
         torch.manual_seed(0)
         batches.append(next(windows.batches(torch.arange(6), 6)))
@@ -280,4 +282,4 @@ def test_streamed_windows_are_those_that_resident_ones_would_be(sounds, tmp_path
 
 def test_utterances_shorter_than_a_window_cannot_be_learnt_from():
     with pytest.raises(UserError, match=r"has 500 samples, the longest 300: lower audio.window"):
-        Windows(_counting([300, 200]), [0, 1], 500, None, CPU)
+        Windows(_counting([300, 200]), [0, 1], 500, 500, None, CPU)

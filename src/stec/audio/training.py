@@ -77,7 +77,7 @@ class Listening(Task):
         audio, acts = config.audio, self.method.models.actions
         near = int(actions.NEAR * audio.window) if "shift" in acts else None
         length = actions.piece_length(audio.window, acts)
-        self.windows = Windows(sounds, parts.train, length, near, fabric.device, config.data.resident)
+        self.windows = Windows(sounds, parts.train, length, audio.window, near, fabric.device, config.data.resident)
         self.items, self.fingerprint = len(self.windows), sounds.fingerprint()
         self.units = 2 * config.batch_size * audio.window / RATE
         self.warmup = round(config.optimizer.warmup_epochs * (self.items // config.batch_size))

@@ -26,13 +26,14 @@ class Pieces(NamedTuple):
 class Windows:
     """Pieces of some utterances.
 
-    An epoch has as many pairs as fit into the utterances side by side, so that it is about as long as they are.
-    Utterances that are shorter than a piece are left out.
+    An epoch has as many pairs of windows as fit into the utterances side by side, so that it is about as long as they
+    are, whatever is done to the windows. Utterances that are shorter than a piece are left out.
 
     Args:
         sounds: all utterances.
         chosen: those to cut from.
         length: samples of a piece, P.
+        window: samples of the window that is made of a piece.
         near: the second piece begins at most this many samples before or after the first; None: anywhere.
         device: where the pieces are needed.
         residence: whether all samples are kept there: auto, always, never.
@@ -43,6 +44,7 @@ class Windows:
         sounds: Sounds,
         chosen: Sequence[int],
         length: int,
+        window: int,
         near: int | None,
         device: torch.device,
         residence: str = "auto",
@@ -57,7 +59,7 @@ class Windows:
         self.resident = is_resident(residence, sounds.samples.nbytes, device)
         place = device if self.resident else torch.device("cpu")
         self.samples = torch.from_numpy(sounds.samples).to(place)
-        pairs = [max(1, int(lengths[index]) // (2 * length)) for index in usable]
+        pairs = [max(1, int(lengths[index]) // (2 * window)) for index in usable]
         self.items = torch.arange(len(usable)).repeat_interleave(torch.tensor(pairs)).to(place)  # pair -> utterance
         self.first = torch.from_numpy(sounds.offsets[usable]).to(place)
         self.room = torch.from_numpy(lengths[usable] - length + 1).to(place)  # starts that are possible
