@@ -169,16 +169,18 @@ def test_costs_come_from_runs_of_the_same_kind(book, table1):
 def test_costs_of_a_like_run_are_reckoned_by_its_work(book, table1):
     book.add(made_up(cell_of(table1, "SimCLR"), 0, "NVIDIA H200", 90_000))
     speeds, views = measured_speeds(book), 2 * 200 * 48 * 1024
-    search = {cell.row: cell for cell in load_experiment("search").cells if cell.column == "plain"}
+    methods = {cell.row: cell for cell in load_experiment("methods").cells}
 
     def passes(row):
-        return cost_of(search[row], speeds).minutes * 60 * 90_000 / views * 2 * 3  # for every image
+        return cost_of(methods[row], speeds).minutes * 60 * 90_000 / views * 2 * 3  # for every image
 
     assert passes("stec") == pytest.approx(2 * 3)
     assert passes("stec*") == pytest.approx(2 * 3 + 2), "the target's two, forward only"
     assert passes("stec + turn") == pytest.approx(3 * 3), "four turned views, each a quarter of a view"
     many = choose(load_experiment("search"), ["sgd", "stec + turn, 2 small views"]).cells[0]
-    assert cost_of(many, speeds).minutes * 60 * 90_000 / (2 * 200 * 97 * 512) * 6 == pytest.approx(3 * 3.5)
+    assert cost_of(many, speeds).minutes * 60 * 90_000 / (2 * many.config.epochs * 97 * 512) * 6 == pytest.approx(
+        3 * 3.5
+    )
     text = plan_of(load_experiment("search"), book)
     assert "~" in text
     assert "unknown" not in text
