@@ -144,6 +144,20 @@ def test_everything_fits_into_80_columns(name, book):
     assert "…" not in text
 
 
+def test_what_does_not_fit_is_not_cut_off(book, table1):
+    fill(book, cell_of(table1, "SimCLR"), [91.25, 91.75, 91.25])
+    for width in (30, 60, 200):
+        console = Console(width=width, file=io.StringIO())
+        show_measured(console, measure(table1, book))
+        assert re.search(r"SimCLR +91.5 ± 0.1 +91.42 +0.29 +± 0.72 +3 ", console.file.getvalue())
+
+
+def test_an_interval_of_runs_that_are_all_alike_is_nothing(book, table1):
+    for seed in range(3):
+        book.add(made_up(cell_of(table1, "SimCLR"), seed, linear_online=90.0 + seed, knn=99.16))
+    assert "| 99.16 ± 0 |" in markdown_of(measure(table1, book))
+
+
 def plan_of(experiment, book):
     console = Console(width=80, file=io.StringIO())
     show_plan(console, experiment, book, missing(experiment, book, 1), 1)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -82,14 +83,26 @@ def show_plan(
 
 
 def _print(console: Console, table: Table) -> None:
-    shown = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    """With wide gaps if they fit, else with narrow ones; what is wider still is not cut off."""
+    for gap in (2, 1):
+        shown = _laid_out(table, gap)
+        least = Measurement.get(console, console.options.update_width(1000), shown).minimum
+        if least <= console.width:
+            break
+    else:
+        shown.width = least
+    console.print(shown, crop=False)
+
+
+def _laid_out(table: Table, gap: int) -> RichTable:
+    shown = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     for i, name in enumerate(table.header):
         left = i == 0 or name == "recipe"
-        title = Text(name if left else re.sub(r" (?=\w)", "\n", name))
+        title = name if left else re.sub(r" (?=\w)", "\n", name)
         # Only the first column may break its lines, and only between words.
-        words = [word for row in table.rows for word in row[0].split()] if i == 0 else []
-        least = max(map(len, words), default=None)
-        shown.add_column(title, justify="left" if left else "right", no_wrap=i > 0, min_width=least)
+        cells = [*title.splitlines(), *(row[i] for row in table.rows)]
+        least = max((len(part) for cell in cells for part in (cell.split() if i == 0 else [cell])), default=None)
+        shown.add_column(Text(title), justify="left" if left else "right", no_wrap=i > 0, min_width=least)
     for row in table.rows:
         shown.add_row(*map(Text, row))
-    console.print(shown)
+    return shown

@@ -164,4 +164,6 @@ def _with_interval(metric: str, spread: Spread | None, signed: bool) -> str:
     if spread.interval is None:
         return _number(metric, spread.mean, 2, signed)
     digits = 1 if spread.interval >= 1 else 2
-    return f"{_number(metric, spread.mean, digits, signed)} ± {_number(metric, spread.interval, digits)}"
+    same = spread.interval < 1e-9  # in all runs, but for the rounding of their mean
+    interval = "0" if same else _number(metric, spread.interval, digits)
+    return f"{_number(metric, spread.mean, digits, signed)} ± {interval}"
