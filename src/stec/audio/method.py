@@ -151,7 +151,7 @@ def _projector(dim: int, hidden: int, output: int) -> nn.Sequential:
     """Contexts (B, dim) to the space (B, output) in which the identity of utterances is compared.
 
     Without batch norm: untrained contexts are nearly alike, and it would enlarge their differences. The gradient of
-    this model was then tens of times CPC's, at a weight of 0.1, and CPC learnt nothing until it had calmed down.
+    this model was then tens of times CPC's, at a weight of 0.1.
     """
     return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, output))
 
