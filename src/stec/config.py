@@ -202,13 +202,15 @@ def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
 def load_as(kind: type, recipe: str, words: Sequence[str] = (), of: str = "") -> Any:
     """The same for another tree of dataclasses, whose recipes are in a folder of their own; values are not checked."""
     tree, given = _schema(kind), _dotlist(words)
+    for word in words:  # a group's own word would be lost among those of its keys
+        _check_keys(_dotlist([word]), kind)
     try:
         for layer in [*_layers(recipe, given.get("method"), of), given]:
             _check_keys(layer, kind)
             tree = OmegaConf.unsafe_merge(tree, layer)  # type: ignore[assignment]
         return _tuples(OmegaConf.to_object(tree))
     except OmegaConfBaseException as error:
-        key = (getattr(error, "full_key", None) or "").partition("[")[0]
+        key = (getattr(error, "full_key", None) or "").partition("[")[0] or _unfitting(layer, kind)
         if isinstance(error, ValidationError) and key in _keys(kind):
             raise UserError(f"{key}={OmegaConf.select(layer, key)}: expected {wanted(kind, key)}") from None
         raise UserError(f"{key}{': ' if key else ''}{str(error).splitlines()[0]}") from None
@@ -279,6 +281,18 @@ def _layers(recipe: str, method: str | None, of: str) -> Iterator[DictConfig]:
         yield OmegaConf.create(own)
 
 
+def _unfitting(layer: DictConfig, kind: type) -> str:
+    """The first key whose value does not fit its type; OmegaConf 2.4 does not say which where a tuple is meant."""
+    for key in _keys(kind):
+        value = OmegaConf.select(layer, key)
+        if value is not None and not isinstance(value, DictConfig):
+            try:
+                OmegaConf.update(_schema(kind), key, value)
+            except OmegaConfBaseException:
+                return key
+    return ""
+
+
 def _schema(kind: type) -> DictConfig:
     schema = OmegaConf.structured(kind)
     OmegaConf.set_readonly(schema, False)
@@ -312,7 +326,7 @@ def known_keys() -> set[str]:
 
 
 def _check_keys(layer: DictConfig, kind: type) -> None:
-    known = set(_keys(kind))
+    known = list(_keys(kind))
 
     def walk(node: DictConfig, prefix: str) -> None:
         for name in node:
@@ -327,7 +341,7 @@ def _check_keys(layer: DictConfig, kind: type) -> None:
             if isinstance(child, DictConfig):
                 walk(child, f"{key}.")
             elif inner:
-                raise UserError(f"'{key}' is a group of keys, such as {min(inner)}=...")
+                raise UserError(f"'{key}' is a group of keys, such as {inner[0]}=...")
 
     walk(layer, "")
 
