@@ -145,7 +145,7 @@ def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):
     refused(stec("pretrain", "default", "other"), "more than one recipe")
     refused(stec("pretrain", "epoch=3"), "did you mean 'epochs'")
     refused(stec("pretrain", "epochs=three"), "epochs=three: expected a whole number")
-    refused(stec("pretrain", "views.area=0.5"), "views.area=0.5: expected numbers in brackets, such as [1,2]")
+    refused(stec("pretrain", "views.area=0.5"), "views.area=0.5: expected two numbers in brackets, such as [0.2,1.0]")
     refused(stec("pretrain", "seed=-1"), "seed=-1: must be at least 0")
     refused(stec("pretrain", "device=gpu"), "device=gpu: choose from auto, cpu, cuda")
     refused(stec("pretrain", "epochs=1"), "optimizer.warmup_epochs=2.0: is longer than the run; 0 does without")
