@@ -84,6 +84,21 @@ def test_a_resumed_run_ends_as_if_it_had_never_stopped(train, words):
     assert summary["linear"] == whole_summary["linear"]
 
 
+def test_how_adamw_computes_is_up_to_the_device_that_a_run_goes_on_with(train):
+    """Recorded on a GPU, it needs `fused` and `capturable`: a run that was begun on a CPU would be refused there."""
+    with pytest.raises(Interrupted):
+        train("run", *TRANSFORMER, reporter=InterruptsAt(10))
+    folder = stec.training.RunFolder.open(train.path / "run")
+    state = torch.load(folder.checkpoint)
+    flags = {key: state["optimizer"]["param_groups"][0][key] for key in ("fused", "capturable")}
+    for group in state["optimizer"]["param_groups"]:
+        group.update({key: not value for key, value in flags.items()})  # as the other device has them
+    torch.save(state, folder.checkpoint)
+    train.resume(folder)
+    for group in torch.load(folder.checkpoint)["optimizer"]["param_groups"]:
+        assert {key: group[key] for key in flags} == flags
+
+
 def test_a_transformer_learns_with_adamw(train):
     folder, _ = train("vit", *TRANSFORMER, "epochs=12")
     first, last = folder.metrics()[0], folder.metrics()[-1]

@@ -343,7 +343,11 @@ class Loop:
         if state["data_fingerprint"] != self.task.fingerprint:
             raise UserError(f"the data changed since {self.folder.checkpoint} was written; start a new run")
         self.model.load_state_dict(cut_weights(state["model"], self.model))
-        self.optimizer.load_state_dict(cut_optimizer(state["optimizer"], self.optimizer))
+        optimizer = cut_optimizer(state["optimizer"], self.optimizer)
+        for saved, own in zip(optimizer["param_groups"], self.optimizer.param_groups, strict=True):
+            # How steps are computed is up to the device, which may be another one now.
+            saved.update((key, value) for key, value in own.items() if key != "params")
+        self.optimizer.load_state_dict(optimizer)
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate_now  # loading has put another tensor in its place
         self.step, self.seconds, self.unfetched = int(state["step"]), state["seconds"], state["unfetched"]
