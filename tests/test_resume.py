@@ -116,6 +116,26 @@ def test_a_signal_between_two_lines_of_metrics_changes_none_of_them(whole, tmp_p
     torch.testing.assert_close(weights(folder), weights(whole), rtol=0, atol=0)
 
 
+def test_a_signal_while_the_last_checkpoint_is_written_is_not_forgotten(whole, tmp_path, monkeypatch):
+    """A scheduler will kill the evaluation that follows: it has to be told that there is more to do."""
+    write = stec.checkpoint.write
+
+    def signalled(state, folder):
+        if state["step"] == 12:
+            os.kill(os.getpid(), signal.SIGTERM)
+        write(state, folder)
+
+    monkeypatch.setattr(stec.checkpoint, "write", signalled)
+    with pytest.raises(Stopped, match="stopped by SIGTERM after step 12 of 12, all is saved"):
+        start(tmp_path / "run")
+    monkeypatch.undo()
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.summary() is None
+    resume(folder)
+    same(folder, whole)
+    assert folder.summary() is not None
+
+
 def test_a_second_interrupt_stops_at_once(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path / "run", reporter=SignalAt(4, signal.SIGINT, signal.SIGINT))

@@ -136,6 +136,8 @@ class Loop:
                     self._attend(milestone)
         if self.parts:
             join(self.task.module)  # so that the first process can evaluate it by itself
+        if self.interruption.name is not None and self.fabric.is_global_zero:
+            self._stop()  # the signal came while the last checkpoint was written; the others have nothing left to do
 
     def _at_milestone(self) -> bool:
         """Whether the epochs done ask for a checkpoint."""
