@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from whole_methods import NORMS, SHARES, Outcome, in_two_processes, normalise, train
+from whole_tasks import KINDS, step
 
 from stec import UserError
 from stec.method import METHODS
@@ -78,6 +79,24 @@ def test_a_batch_norm_on_a_cpu_is_that_of_all_rows(kind, both):
     for key in ("mean", "variance", "batches"):
         assert torch.equal(processes[0][key], processes[1][key])
         torch.testing.assert_close(processes[0][key], wanted[key], **tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sound_and_scenes_are_prepared_as_in_one_process_and_measured_for_all(kind, both):
+    first, second = (tasks[kind] for tasks in both[2])
+    torch.testing.assert_close(torch.cat([first["rows"], second["rows"]]), step(kind)["rows"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(first["metrics"], second["metrics"])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "detection"])  # which samples regions at random
+def test_gradients_of_sound_and_segmentation_are_those_of_one_process(kind, both):
+    wanted, (first, second) = step(kind), (tasks[kind] for tasks in both[2])
+    torch.testing.assert_close(first["metrics"], wanted["metrics"], rtol=1e-4, atol=1e-5)
+    assert len(wanted["gradients"]) > 15
+    largest = max(float(gradient.abs().max()) for gradient in wanted["gradients"].values())
+    for key, gradient in wanted["gradients"].items():
+        for process in (first, second):
+            torch.testing.assert_close(process["gradients"][key], gradient, rtol=1e-3, atol=1e-4 * largest, msg=key)
 
 
 def test_a_batch_norm_of_an_unknown_kind_is_refused():

@@ -6,10 +6,12 @@ import itertools
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+import whole_tasks
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -141,11 +143,12 @@ def normalise(kind: str, shares: tuple[int, ...] | None = None) -> dict[str, Ten
     return result | {"mean": norm.running_mean, "variance": norm.running_var, "batches": norm.num_batches_tracked}
 
 
-def in_two_processes(folder: Path) -> tuple[dict[tuple[str, str], list[Outcome]], list[dict[str, dict[str, Tensor]]]]:
-    """Every method with either shares, and batch norms, in both processes: starting these is what takes time."""
+def in_two_processes(folder: Path) -> tuple[dict[tuple[str, str], list[Outcome]], *tuple[list[dict[str, Any]], ...]]:
+    """Every method with either shares, batch norms, other tasks, in both processes: starting these takes the time."""
     multiprocessing.spawn(_one_of_two, args=(str(folder),), nprocs=2)
-    outcomes, norms = zip(*(torch.load(folder / f"{rank}.pt") for rank in range(2)), strict=True)
-    return {case: [Outcome(**each[case]) for each in outcomes] for case in outcomes[0]}, list(norms)
+    outcomes, norms, tasks = zip(*(torch.load(folder / f"{rank}.pt") for rank in range(2)), strict=True)
+    methods = {case: [Outcome(**each[case]) for each in outcomes] for case in outcomes[0]}
+    return methods, list(norms), list(tasks)
 
 
 def _one_of_two(rank: int, folder: str) -> None:
@@ -159,5 +162,6 @@ def _one_of_two(rank: int, folder: str) -> None:
         else:
             outcomes[name, kind] = vars(train(name, shares, kind == "in parts"))
     norms = {kind: normalise(kind, SHARES["uneven"]) for kind in NORMS}
-    torch.save((outcomes, norms), f"{folder}/{rank}.pt")
+    tasks = {kind: whole_tasks.step(kind, SHARES["uneven"]) for kind in whole_tasks.KINDS}
+    torch.save((outcomes, norms, tasks), f"{folder}/{rank}.pt")
     dist.destroy_process_group()

@@ -69,6 +69,14 @@ def own_rows(rows: int) -> slice:
     return slice(start, start + rows)
 
 
+def rows_to_draw(rows: int) -> tuple[int, slice]:
+    """For how many rows random numbers are drawn, and which of these are for this process, which has so many rows.
+
+    With the same seed in all processes, what is done to a row does not depend on how many processes there are.
+    """
+    return sum(rows_of_all(rows)), own_rows(rows)
+
+
 def gather(rows: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
     """The rows of all processes, one below the other; just `rows` where there is one process.
 

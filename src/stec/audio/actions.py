@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stec.audio.network import RATE
 from stec.errors import UserError, nearest
+from stec.processes import rows_to_draw
 
 FASTEST = 0.25  # octaves by which a window may be faster or slower
 LOUDEST = 9.0  # dB by which it may be louder or softer
@@ -68,9 +69,10 @@ def piece_length(window: int, actions: list[str]) -> int:
 
 def draw(starts: Tensor, actions: list[str]) -> Draw:
     """Draws what is done to windows (B,) that begin there; what is not among the actions stays undone."""
+    number, own = rows_to_draw(len(starts))
 
     def uniform(name: str, low: float, high: float, undone: float) -> Tensor:
-        random = torch.rand(starts.shape, device=starts.device)
+        random = torch.rand(number, device=starts.device)[own]
         return low + (high - low) * random if name in actions else torch.full_like(random, undone)
 
     def octaves(limits: tuple[float, float], undone: float) -> Tensor:
@@ -93,7 +95,9 @@ def perform(pieces: Tensor, done: Draw, window: int, actions: list[str]) -> Tens
         sound = band_pass(sound, 2**done.low, 2**done.high)
     if "noise" in actions:
         power = sound.square().mean(dim=1, keepdim=True).sqrt()
-        sound = sound + power * 10 ** (done.noise[:, None] / 20) * torch.randn_like(sound)
+        number, own = rows_to_draw(len(sound))
+        noise = torch.randn(number, sound.shape[1], device=sound.device)[own]
+        sound = sound + power * 10 ** (done.noise[:, None] / 20) * noise
     return sound * 10 ** (done.gain[:, None] / 20)
 
 

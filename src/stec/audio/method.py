@@ -18,8 +18,9 @@ from stec.audio.functional import contrast_utterances, info_nce
 from stec.audio.network import Network, frame_count
 from stec.config import Config
 from stec.errors import UserError, nearest
-from stec.functional import manipulation_cross_entropy
+from stec.functional import component_mean, manipulation_cross_entropy
 from stec.networks.heads import mlp
+from stec.processes import average, gather, mean, rows_to_draw
 
 PARTS = 4  # of a window, whose means the manipulation model reads: one mean has no time
 
@@ -101,13 +102,14 @@ class InverseModels(nn.Module):
 
     def forward(self, frames: Tensor, contexts: Tensor, utterances: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Frames (2B, T, D) and contexts (2B, T, H) of both windows, and the rest as for the method."""
-        steps, accuracy = self._predict(frames, contexts, utterances.repeat(2))
+        steps, accuracy = (average(each, len(utterances)) for each in self._predict(frames, contexts, utterances))
         measured = {"identity": steps.mean(), "identity_accuracy": accuracy.mean()}
         total = measured["identity"]
         first, second = contexts.unflatten(0, (2, -1))
         if self.projector is not None:
-            one, other = self.projector(torch.cat([self._piece(first), self._piece(second)])).chunk(2)
-            contrast = contrast_utterances(one, other, utterances, self.config.identity.temperature)
+            pieces = torch.cat([self._piece(first), self._piece(second)])
+            one, other = (gather(half) for half in self.projector(pieces).float().chunk(2))
+            contrast = contrast_utterances(one, other, gather(utterances), self.config.identity.temperature)
             measured["utterance"], measured["utterance_accuracy"] = contrast
             total = total + self.config.audio.lambda_identity * contrast.loss
         if self.pairing.manipulation:
@@ -115,16 +117,16 @@ class InverseModels(nn.Module):
             logits = (
                 self.psi(torch.cat([_parts(first), _parts(second)], dim=1)).float().unflatten(1, (codes.shape[1], -1))
             )
-            measured["manipulation"] = manipulation_cross_entropy(logits, codes)
-            measured["manipulation_accuracy"] = (logits.argmax(dim=2) == codes).float().mean()
+            measured["manipulation"] = manipulation_cross_entropy(logits, codes, mean=mean)
+            measured["manipulation_accuracy"] = component_mean((logits.argmax(dim=2) == codes).float(), mean=mean)
             total = total + self.config.lambda_manip * measured["manipulation"]
         measured["loss"] = total
         named = [measured[name] for name in self.metrics[: -len(steps)]]
         return total, torch.cat([torch.stack(named), steps]).detach()
 
     def _predict(self, frames: Tensor, contexts: Tensor, utterances: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy per step (K,), of both directions if the context has two."""
-        audio = self.config.audio
+        """Loss and accuracy per step (K,) of these windows, of both directions if the context has two."""
+        audio, utterances = self.config.audio, utterances.repeat(2)
         number, length, _ = frames.shape
         pool = None
         if audio.negatives != "same":
@@ -143,7 +145,8 @@ class InverseModels(nn.Module):
         """What the time-insensitive identity model hears of a window (B, T, H): (B, H)."""
         if self.config.audio.pieces == "windows":
             return contexts.mean(dim=1)
-        times = torch.randint(contexts.shape[1], (len(contexts), 1, 1), device=contexts.device)
+        number, own = rows_to_draw(len(contexts))
+        times = torch.randint(contexts.shape[1], (number, 1, 1), device=contexts.device)[own]
         return contexts.gather(1, times.expand(-1, 1, contexts.shape[2])).squeeze(1)
 
 

@@ -111,8 +111,8 @@ class Listening(Task):
         return self.config.optimizer.rate * warmup_cosine(step, steps, self.warmup)
 
     def compiled(self, alone: bool) -> Iterable[nn.Module]:
-        """All but the GRU, which is a single call to a library."""
-        return [self.method.network.encoder, self.method.models]
+        """All but the GRU, which is a single call to a library; of several processes not the losses, as for images."""
+        return [self.method.network.encoder, *([self.method.models] if alone else [])]
 
     def publish(self, folder: RunFolder, state: dict[str, Tensor]) -> None:
         """Encoder and context."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from stec.audio.sounds import Sounds
 from stec.data.residence import is_resident
 from stec.errors import UserError
+from stec.processes import rows_to_draw
 
 
 class Pieces(NamedTuple):
@@ -72,10 +73,11 @@ class Windows:
         """The pairs with these numbers, `size` at a time, cut at random."""
         share = share.to(self.samples.device)
         within = torch.arange(self.length, device=self.samples.device)
+        pairs, own = rows_to_draw(size)
         for numbers in share.split(size):
             utterances = self.items[numbers]
             room = self.room[utterances]
-            random = torch.rand(2, len(numbers), device=self.samples.device, dtype=torch.float64)
+            random = torch.rand(2, pairs, device=self.samples.device, dtype=torch.float64)[:, own][:, : len(numbers)]
             starts = (random * room).long()
             if self.near is not None:
                 shift = ((2 * random[1] - 1) * self.near).long()

@@ -17,6 +17,7 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.ops import MultiScaleRoIAlign, roi_align
 
+from stec.processes import average
 from stec.transfer.config import DetectionConfig
 from stec.transfer.trunks import Start, Trunk, last_stage
 
@@ -140,10 +141,13 @@ class Detector(nn.Module):
         return losses | self.regions(features, proposals, targets.sizes, targets.images)[1]
 
     def forward(self, images: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-        """The loss, and METRICS. Images (B, 3, S, S) in [0, 1], each in the upper left of its canvas."""
+        """The loss, and METRICS, averaged over the images of all processes.
+
+        Images (B, 3, S, S) in [0, 1], each in the upper left of its canvas.
+        """
         losses = self.losses(images, targets)
         names = ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg")
-        classes, offsets, objectness, proposals = (losses[name] for name in names)
+        classes, offsets, objectness, proposals = (average(losses[name], len(images)) for name in names)
         loss = classes + offsets + self.rpn_weight * (objectness + proposals)
         return loss, torch.stack([loss, classes, offsets, objectness, proposals]).detach()
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stec.functional import masked_mean
+from stec.processes import mean, rows_to_draw
 from stec.transfer.config import SegmentationConfig
 from stec.transfer.scenes import VOID
 from stec.transfer.trunks import Start, Trunk, dilate, last_stage
@@ -49,12 +49,15 @@ class Segmenter(nn.Module):
         return F.interpolate(coarse, images.shape[-2:], mode="bilinear", align_corners=False)
 
     def forward(self, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss over all pixels that are not void, and METRICS. (B, 3, H, W) in [0, 1], int64 (B, H, W)"""
+        """The loss over all pixels that are not void, those of all processes, and METRICS.
+
+        Images (B, 3, H, W) in [0, 1], masks int64 (B, H, W).
+        """
         logits = self.logits(images)
         counted = masks != VOID
         each = F.cross_entropy(logits, torch.where(counted, masks, 0), reduction="none")
-        loss = masked_mean(each.flatten(), counted.flatten())
-        right = masked_mean((logits.argmax(dim=1) == masks).float().flatten(), counted.flatten())
+        loss = mean(each.flatten(), counted.flatten())
+        right = mean((logits.argmax(dim=1) == masks).float().flatten(), counted.flatten())
         return loss, torch.stack([loss.detach(), right])
 
 
@@ -77,7 +80,8 @@ def scale_crop_mirror(
     """
     b, _, canvas, _ = images.shape
     low, high = scale
-    random = torch.rand(4, b, device=images.device)
+    number, own = rows_to_draw(b)
+    random = torch.rand(4, number, device=images.device)[:, own]
     factor = (low + (high - low) * random[0])[:, None]
     # A square that is larger than the image is placed around it at random, by the same formula.
     corner = random[1:3].T * (factor * sizes - side)  # (B, 2) top and left, in the scaled image

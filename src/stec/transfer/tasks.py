@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from stec.engine import Task
 from stec.optim import LARS, parameter_groups, warmup_steps_down
+from stec.processes import rows_to_draw
 from stec.transfer import detection, segmentation
 from stec.transfer.config import TransferConfig
 from stec.transfer.metrics import (
@@ -104,7 +105,8 @@ class Detection(TransferTask):
     ) -> tuple[Tensor, detection.Targets]:
         """Mirrors half of the images, and scales all to one of the sides."""
         there = sizes.to(images.device, non_blocking=True)
-        mirrored = torch.rand(len(images), device=images.device) < 0.5
+        number, own = rows_to_draw(len(images))
+        mirrored = torch.rand(number, device=images.device)[own] < 0.5
         images, boxes = detection.mirror(images, boxes, there, mirrored)
         sides = self.config.detection.sides or (self.config.data.size,)
         side = sides[int(torch.randint(len(sides), ()))]
