@@ -62,6 +62,12 @@ def test_four_steps_are_those_of_a_loop_by_hand(name, images):
     assert "turn" not in trainer.logged_metrics
 
 
+def test_mixed_precision_trains(images):
+    module = LitStec(stec.config.load("default", [*WORDS, "method=stec"]))
+    trainer = fit(module, DataLoader(TensorDataset(images), batch_size=16), epochs=1, precision="bf16-mixed")
+    assert trainer.logged_metrics["total"].isfinite()
+
+
 def test_a_target_follows_once_for_all_batches_whose_gradients_are_accumulated(images, monkeypatch):
     module = LitStec(stec.config.load("default", [*WORDS, "method=byol"]))
     told = []

@@ -241,6 +241,20 @@ def test_views_stay_between_0_and_1_and_leave_the_images_alone() -> None:
     assert seen.max() <= 1 + 1e-6
 
 
+def test_mixed_precision_changes_no_pixel() -> None:
+    """As in a training step of Lightning, within which views are made."""
+    images, views = torch.rand(8, 3, 40, 50), Views(size=16, blur=0.5, small=1, small_size=8, turn=True)
+    torch.manual_seed(0)
+    wanted, plain = views(images), views.plain(images)
+    torch.manual_seed(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        made = views(images)
+        assert torch.equal(views.plain(images), plain)
+    assert torch.equal(made.images, wanted.images)
+    assert torch.equal(made.turned, wanted.turned)
+    assert torch.equal(made.small.images, wanted.small.images)
+
+
 def test_the_same_seed_gives_the_same_views() -> None:
     images = torch.rand(16, 3, 32, 32)
     batches = []

@@ -219,12 +219,13 @@ class Views(nn.Module):
         )
 
     def render(self, images: Tensor, glimpse: Glimpse) -> Tensor:
-        """Carries out the actions: (N, 3, H, W) images -> (N, 3, S, S) views in [0, 1]."""
-        if not pixels.on_cpu(images):
-            return self._render(images, glimpse)
-        step = max(1, CPU_PIXELS // self.size**2)
-        rows = [slice(start, start + step) for start in range(0, len(images), step)]
-        return torch.cat([self._render(images[some], glimpse.rows(some)) for some in rows])
+        """Carries out the actions: (N, 3, H, W) images -> (N, 3, S, S) views in [0, 1], in float32."""
+        with torch.autocast(images.device.type, enabled=False):  # it would round pixels to bfloat16
+            if not pixels.on_cpu(images):
+                return self._render(images, glimpse)
+            step = max(1, CPU_PIXELS // self.size**2)
+            rows = [slice(start, start + step) for start in range(0, len(images), step)]
+            return torch.cat([self._render(images[some], glimpse.rows(some)) for some in rows])
 
     def _render(self, images: Tensor, glimpse: Glimpse) -> Tensor:
         views = self._look(images, glimpse.crop, glimpse.source, glimpse.mirrored)
@@ -244,7 +245,9 @@ class Views(nn.Module):
         sizes = _sizes(images, sizes)
         side = sizes.amin(dim=1, keepdim=True) * self.test_crop
         crop = torch.cat([(sizes - side) / 2, side, side], dim=1)
-        return self._look(images, crop, sizes, torch.zeros(len(images), dtype=torch.bool, device=images.device))
+        mirrored = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        with torch.autocast(images.device.type, enabled=False):
+            return self._look(images, crop, sizes, mirrored)
 
     def _look(self, images: Tensor, crop: Tensor, source: Tensor, mirrored: Tensor) -> Tensor:
         top, left, height, width = crop.unbind(1)

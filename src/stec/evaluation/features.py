@@ -22,15 +22,12 @@ def extract(
     Returns:
         Features (N, D) float32 on the device, and labels (N,).
     """
-
-    def look(images: Tensor, sizes: Tensor) -> Tensor:
-        with torch.autocast(images.device.type, enabled=False):  # pixels are float32, as in training
-            return views.render(images, views.sample(sizes)) if act else views.plain(images, sizes)
-
     labelled = (split.labels >= 0).nonzero().squeeze(1)
     features, labels = [], []
     for batch in split.batches(labelled, BATCH_OF_VIEWS if act else BATCH, drop_last=False):
-        features.append(network(look(batch.images, batch.sizes)).float())
+        images, sizes = batch.images, batch.sizes
+        seen = views.render(images, views.sample(sizes)) if act else views.plain(images, sizes)
+        features.append(network(seen).float())
         labels.append(batch.labels)
     return torch.cat(features), torch.cat(labels)
 
