@@ -84,6 +84,20 @@ def test_a_resumed_run_ends_as_if_it_had_never_stopped(train, words):
     assert summary["linear"] == whole_summary["linear"]
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("views.size=36",), "views.size=36: timm:test_vit,patch_size=8,img_size=32 cannot take images of 36 px: "),
+        (("views.small=1", "views.small_size=12"), "views.small_size=12: timm:test_vit.* images of 12 px: "),
+        (("views.size=24", "lambda_turn=1"), "views.size=24, of which turned views have half: .* images of 12 px: "),
+    ],
+)
+def test_views_that_an_encoder_cannot_take_are_the_users_error(train, words, reason):
+    with pytest.raises(UserError, match=reason):
+        train("run", *TRANSFORMER, *words)
+    assert not (train.path / "run").exists()
+
+
 def test_how_adamw_computes_is_up_to_the_device_that_a_run_goes_on_with(train):
     """Recorded on a GPU, it needs `fused` and `capturable`: a run that was begun on a CPU would be refused there."""
     with pytest.raises(Interrupted):

@@ -17,7 +17,7 @@ from stec.config import Config, IdentityConfig, ManipulationConfig, TurnConfig, 
 from stec.errors import UserError, nearest
 from stec.identity import IDENTITIES, Identity
 from stec.manipulation import Manipulation, informative_components
-from stec.networks.encoders import check_encoder, create_encoder
+from stec.networks.encoders import check_encoder, check_size, create_encoder
 from stec.turn import Turn
 from stec.views import ViewBatch, Views, pair_up
 
@@ -229,9 +229,20 @@ def build(config: Config) -> tuple[Views, Method]:
         config.lambda_turn,
         config.turn,
     )
+    _check_sizes(config.encoder, method.encoder, views)
     for encoder in (method.encoder, *method.identity.target_encoders()):
         encoder.to(memory_format=torch.channels_last)
     return views, method
+
+
+def _check_sizes(name: str, encoder: nn.Module, views: Views) -> None:
+    """Refuses views that the encoder cannot take."""
+    check_size(encoder, views.size, name, f"views.size={views.size}")
+    if views.small_views is not None:
+        check_size(encoder, views.small_views.size, name, f"views.small_size={views.small_views.size}")
+    if views.third_view is not None:
+        half = f"views.size={views.size}, of which turned views have half"
+        check_size(encoder, views.third_view.size, name, half)
 
 
 def check_pairing(config: Config) -> None:

@@ -159,6 +159,23 @@ def check_encoder(name: str) -> None:
         raise UserError(f"unknown encoder '{name}': {nearest(name, [*_ENCODERS, 'timm:NAME'])}")
 
 
+def check_size(encoder: nn.Module, side: int, name: str, key: str) -> None:
+    """UserError if an encoder of that name cannot take images of this side, which a key of a config sets.
+
+    Transformers want multiples of their patches, and some networks images that are not too small; ResNets take all.
+    """
+    if not isinstance(encoder, TimmEncoder):
+        return
+    try:
+        with torch.no_grad():
+            encoder.eval()(torch.zeros(1, 3, side, side))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{key}: {name} cannot take images of {side} px: {reason}") from None
+    finally:
+        encoder.train()
+
+
 def library_module(encoder: nn.Module) -> nn.Module:
     """The module whose weights have the names that the encoder's own library gives them."""
     return encoder.model if isinstance(encoder, TimmEncoder) else encoder
