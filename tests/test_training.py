@@ -148,8 +148,8 @@ def test_nan_stops_with_step_rate_and_the_last_good_checkpoint(train, monkeypatc
     rate = stec.engine.Loop._rate
     monkeypatch.setattr(
         stec.engine.Loop, "_rate", lambda loop: float("nan") if loop.step == 8 else rate(loop)
-    )  # weights are NaN after step 8, the loss at step 9
-    with pytest.raises(UserError, match=r"at step 9 \(learning rate 0\.\d+; the checkpoint of step 6 is kept"):
+    )  # 8 steps are done: weights are NaN after the ninth, the loss in the tenth
+    with pytest.raises(UserError, match=r"at step 10 \(learning rate 0\.\d+; the checkpoint of step 6 is kept"):
         train("run")
     state = torch.load(train.path / "run" / "checkpoint.pt")
     assert state["step"] == 6

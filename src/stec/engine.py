@@ -211,7 +211,7 @@ class Loop:
         self.seconds += elapsed
         self.steady.append(elapsed / len(good))
         if not all(good):
-            self._diverged("loss", self.step - len(good) + good.index(False))
+            self._diverged("loss", self.step - len(good) + good.index(False) + 1)
         self.pending = []
         metrics = dict(zip(self.task.metrics, mean, strict=True)) | self._watch()
         metrics |= {"rate": self._rate(), f"{self.task.unit}_per_second": self.task.units / self.steady[-1]}
@@ -264,7 +264,8 @@ class Loop:
         }
 
     def _diverged(self, what: str, step: int) -> None:
-        rate = self.task.rate(step, self.steps)
+        """The first step is step 1."""
+        rate = self.task.rate(step - 1, self.steps)
         raise UserError(
             f"the {what} became NaN or infinite at step {step} (learning rate {rate:.4g}; {self._consequence()}): "
             "lower optimizer.rate or lengthen optimizer.warmup_epochs"
