@@ -416,6 +416,22 @@ def test_copies_make_room_and_come_back(shards, pattern, tmp_path):
     assert tars(tmp_path / "cache") == ["train-000004.tar", "train-000005.tar"]
 
 
+def test_what_others_keep_in_that_folder_is_left_alone(shards, pattern, tmp_path):
+    open_with(shards)
+    cache = tmp_path / "cache"
+    (cache / "photos").mkdir(parents=True)
+    others = [cache / "thesis.txt", cache / "backup.tar", cache / "0123456789abcdef.npy", cache / "photos"]
+    for other in others:
+        if not other.exists():
+            other.write_bytes(bytes(100_000))
+        os.utime(other, (1, 1))  # not read for the longest time
+    size = (shards / "train-000000.tar").stat().st_size
+    dataset = open_with(pattern.pattern, cache=str(cache), cache_gb=2.5 * size / 1e9)
+    assert read_all(dataset).labels.tolist() == list(range(30))
+    assert all(other.exists() for other in others)
+    assert tars(cache) == ["backup.tar", "train-000004.tar", "train-000005.tar"], "nor does it count"
+
+
 def test_a_server_that_stumbles_is_asked_again(shards, pattern, tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "PAUSES", (0, 0))
     open_with(shards)

@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -25,6 +26,7 @@ logger = logging.getLogger("stec")
 SCHEMES = ("http://", "https://")
 PAUSES = (1.0, 4.0)  # seconds before a download is tried again
 _TIMEOUT = 60  # seconds without a byte
+_COPY = re.compile(r"[0-9a-f]{16}-.*\.tar")  # the names that copies have
 
 
 class DownloadError(Exception):
@@ -119,10 +121,10 @@ class Store:
         return file
 
     def _make_room(self, newest: Path) -> None:
-        """Who still reads a copy that goes keeps it open."""
+        """Who still reads a copy that goes keeps it open. What others keep in the folder is not touched."""
         copies = []
         for path in self.folder.iterdir():
-            if not path.name.startswith(".") and not path.name.endswith(SUFFIX):
+            if _COPY.fullmatch(path.name):
                 with suppress(FileNotFoundError):
                     status = path.stat()
                     copies.append((status.st_mtime_ns, status.st_size, path))
