@@ -149,6 +149,22 @@ def test_train_and_test_of_a_folder_or_a_pattern(tmp_path):
     assert some.train.labels.tolist() == list(range(4, 22))
     assert len(some.test) == 4
     assert open_with(tmp_path / "train-*.tar").test is None
+    for folder in (tmp_path, write_shards(tmp_path / "apart", 1, 4, name="test")):
+        found = open_with(tmp_path / "train-*.tar", test_root=str(folder)).test
+        assert len(found) == 4, "a folder of both: those to test on, never those to train on"
+    other = write_shards(tmp_path / "other", 2, 3, name="held-out")
+    assert len(open_with(tmp_path, test_root=str(other)).test) == 6, "names that say nothing"
+    with pytest.raises(UserError, match=r"data\.test_root=.*: no shards there, which are files such as test-000000"):
+        open_with(tmp_path, test_root=str(write_shards(tmp_path / "wrong")))
+
+
+def test_a_shard_is_to_train_on_or_to_test_on(tmp_path):
+    write_shards(tmp_path, 2, 2)
+    write_shards(tmp_path, 1, 4, name="test")
+    write_shards(tmp_path, 1, 3, name="val")
+    assert len(open_with(tmp_path).test) == 4, "test, or val where there is none"
+    with pytest.raises(UserError, match=r"test-000000\.tar is among the shards to train on and among those to test on"):
+        open_with(tmp_path / "*.tar", test_root=str(tmp_path / "test-*.tar"))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from stec.errors import UserError
 
 logger = logging.getLogger("stec")
 
+TRAIN, TEST = ("train",), ("test", "val")  # how the names of shards begin in a folder
 LANES = 64  # shards that are read at once, by all processes together
 _THREADS = 16  # that ask for indices
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -118,9 +119,10 @@ def open_shards(root: str, test_root: str | None, size: int, buffer: int, store:
         buffer: of the shuffling.
         store: through which shards are read.
     """
-    train_shards, test_shards = _find(root, "data.root")
-    if test_root is not None:
-        test_shards, _ = _find(test_root, "data.test_root")
+    train_shards = _find(root, "data.root")
+    test_shards = _test_shards(root, test_root)
+    if both := sorted({*train_shards} & {*test_shards}):
+        raise UserError(f"{both[0]} is among the shards to train on and among those to test on: name others")
     if any(map(is_address, [*train_shards, *test_shards])):
         store.prepare()
     damaged: list[str] = []
@@ -154,27 +156,40 @@ def expand(pattern: str) -> list[str]:
     return [name for word in words for name in expand(pattern[: braces.start()] + word + pattern[braces.end() :])]
 
 
-def _find(root: str, key: str) -> tuple[list[str], list[str]]:
-    """The shards to train on, and those to test on."""
+def _test_shards(root: str, test_root: str | None) -> list[str]:
+    if test_root is not None:
+        return _find(test_root, "data.test_root")
+    inside = os.path.expanduser(root)
+    return _in_folder(inside, TEST) if os.path.isdir(inside) else []
+
+
+def _find(root: str, key: str) -> list[str]:
+    """The shards that a key means: of a folder, those to train on or, for `data.test_root`, those to test on."""
     if is_address(root):
         if not root.endswith(".tar"):
             raise UserError(f"{key}={root}: name the shards, as in {root.rstrip('/')}/train-{{000000..000127}}.tar")
-        return _some(expand(root), root, key), []
+        return _some(expand(root), root, key)
     if "://" in root:
         raise UserError(f"{key}={root}: shards are read from files and from http(s) addresses")
     root = os.path.expanduser(root)
     if os.path.isdir(root):
-        names = sorted(path.name for path in Path(root).glob("*.tar") if not path.name.startswith("."))
-        test = [name for kind in ("test", "val") for name in names if name.startswith(kind)]
-        train = [name for name in names if name.startswith("train")] or [name for name in names if name not in test]
-        if not train:
-            raise UserError(f"{key}={root}: no shards there, which are files such as train-000000.tar")
-        return [os.path.join(root, name) for name in train], [os.path.join(root, name) for name in test]
+        kinds = TRAIN if key == "data.root" else TEST
+        shards = _in_folder(root, kinds) or _in_folder(root, ("",), but=(*TRAIN, *TEST))
+        if not shards:
+            raise UserError(f"{key}={root}: no shards there, which are files such as {kinds[0]}-000000.tar")
+        return shards
     shards = [found for name in expand(root) for found in (sorted(glob.glob(name)) if "*" in name else [name])]
     for shard in shards:
         if not os.path.isfile(shard):
             raise UserError(f"{key}={root}: no such file as {shard}")
-    return _some(shards, root, key), []
+    return _some(shards, root, key)
+
+
+def _in_folder(folder: str, kinds: Sequence[str], but: tuple[str, ...] = ()) -> list[str]:
+    """The shards whose names begin with the first of these words that any begins with."""
+    names = sorted(path.name for path in Path(folder).glob("*.tar") if not path.name.startswith((".", *but)))
+    found = ([name for name in names if name.startswith(kind)] for kind in kinds)
+    return [os.path.join(folder, name) for name in next(filter(None, found), [])]
 
 
 def _some(shards: list[str], root: str, key: str) -> list[str]:
