@@ -432,6 +432,30 @@ def test_copies_make_room_and_come_back(shards, pattern, tmp_path):
     assert tars(tmp_path / "cache") == ["train-000004.tar", "train-000005.tar"]
 
 
+def test_a_shard_that_changed_on_the_server_comes_again(shards, pattern, tmp_path):
+    """Old pixels would have new labels."""
+    open_with(shards)
+    read_all(open_with(pattern.pattern, cache=str(tmp_path / "cache")))
+    with webdataset.TarWriter(str(shards / "train-000000.tar")) as tar:
+        for number in (7, 8):
+            tar.write({"__key__": f"{number:06}", "png": png(number), "cls": str(number).encode()})
+    open_with(shards)  # a new index
+    batch = read_all(open_with(pattern.pattern, cache=str(tmp_path / "cache")))
+    assert batch.labels.tolist() == [7, 8, *range(5, 30)]
+    for label, image in zip(batch.labels.tolist(), batch.images, strict=True):
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), pixels(label))
+    assert pattern.asked["train-000000.tar"] == 2
+    assert pattern.asked["train-000001.tar"] == 1, "the others are as they were"
+
+
+def test_a_shard_that_is_not_that_of_its_index_is_named(shards, pattern, tmp_path):
+    open_with(shards)
+    dataset = open_with(pattern.pattern, cache=str(tmp_path / "cache"))
+    write_shards(shards, 1, 4)
+    with pytest.raises(UserError, match=r"cannot be read \(http.*train-000000\.tar, image 0"):
+        read_all(dataset)
+
+
 def test_what_others_keep_in_that_folder_is_left_alone(shards, pattern, tmp_path):
     open_with(shards)
     cache = tmp_path / "cache"

@@ -45,6 +45,7 @@ class Store:
         self.folder = folder
         self.limit = limit
         self._lost: dict[str, str] = {}  # shards that could not be had, and why: they are not asked for again
+        self._lengths: dict[str, int] = {}  # of shards behind addresses, by their indices: others are not those
 
     def prepare(self) -> None:
         """Makes the folder; UserError if copies cannot be written there."""
@@ -68,7 +69,11 @@ class Store:
 
     def index(self, shard: str) -> Index:
         """Where the images of a shard lie, which is found out only once; DamagedError if it cannot be."""
-        return self._index_of_copy(shard) if is_address(shard) else _index_of_file(Path(shard))
+        if not is_address(shard):
+            return _index_of_file(Path(shard))
+        found = self._index_of_copy(shard)
+        self._lengths[shard] = found.length
+        return found
 
     def _index_of_copy(self, shard: str) -> Index:
         """From the file beside the shard; where there is none, the shard itself has to come."""
@@ -95,24 +100,39 @@ class Store:
             return open(shard, "rb", buffering=0)
         copy = self._copy(shard)
         try:
-            return _open_used(copy)
+            return self._open_used(shard, copy)
         except FileNotFoundError:
             pass
         if shard in self._lost:
             raise DownloadError(self._lost[shard])
         with locked(copy.with_name(f".{copy.name}.lock")):
             with suppress(FileNotFoundError):
-                return _open_used(copy)  # another process was faster
+                return self._open_used(shard, copy)  # another process was faster
             try:
                 return self._download(shard, copy)
             except DownloadError as error:
                 self._lost[shard] = str(error)
                 raise
 
+    def _open_used(self, shard: str, copy: Path) -> BinaryIO:
+        """FileNotFoundError if there is no copy of the shard as it is now."""
+        file = open(copy, "rb", buffering=0)  # noqa: SIM115
+        if not self._fits(shard, os.fstat(file.fileno()).st_size):
+            file.close()
+            raise FileNotFoundError(copy)
+        with suppress(FileNotFoundError):
+            os.utime(copy)
+        return file
+
+    def _fits(self, shard: str, length: int) -> bool:
+        return self._lengths.get(shard, length) == length
+
     def _download(self, shard: str, copy: Path) -> BinaryIO:
         part = copy.with_name(f".{copy.name}.part")
         try:
             download(shard, part)
+            if not self._fits(shard, length := part.stat().st_size):
+                raise DownloadError(f"{shard}: {length:,} bytes, but its index is of {self._lengths[shard]:,}")
             file = open(part, "rb", buffering=0)  # noqa: SIM115 - nobody can take it away before it is read
             os.replace(part, copy)
         finally:
@@ -174,13 +194,6 @@ def _may_pass(error: Exception) -> bool:
     if isinstance(error, urllib.error.HTTPError):
         return error.code >= 500
     return isinstance(error, urllib.error.URLError | ConnectionError | TimeoutError | http.client.HTTPException)
-
-
-def _open_used(copy: Path) -> BinaryIO:
-    file = open(copy, "rb", buffering=0)  # noqa: SIM115
-    with suppress(FileNotFoundError):
-        os.utime(copy)
-    return file
 
 
 def _index_of_file(path: Path) -> Index:
