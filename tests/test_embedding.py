@@ -145,7 +145,7 @@ def test_an_interrupted_embedding_is_continued_and_a_finished_one_is_left(
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
-@pytest.mark.parametrize("change", ["weights", "images", "view"])
+@pytest.mark.parametrize("change", ["weights", "images", "as many bytes", "view"])
 def test_nothing_is_kept_from_another_encoder_or_other_images(
     encoder, folder, tmp_path, monkeypatch, change, interrupted
 ):
@@ -159,6 +159,10 @@ def test_nothing_is_kept_from_another_encoder_or_other_images(
         encoder.network.conv1.weight.mul_(2)
     elif change == "images":
         save(folder / "a.png", "RGB", 31, 17, 99)
+    elif change == "as many bytes":
+        length = (folder / "q.bmp").stat().st_size
+        save(folder / "q.bmp", "RGB", 20 + 7 * 9, 60 - 3 * 9, 99)
+        assert (folder / "q.bmp").stat().st_size == length
     else:
         encoder = Encoder(encoder.network, Description("resnet-small", "stec", 20, 20, 1.0))
     found = embed(encoder, folder, out, quiet)

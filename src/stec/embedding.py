@@ -133,7 +133,7 @@ def _key(encoder: Encoder, pictures: FilePictures) -> str:
     digest = hashlib.sha256(repr(encoder.description).encode())
     for name, value in library_module(encoder.network).state_dict().items():
         digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
-    for piece in pictures.content():
+    for piece in pictures.content(dated=True):
         digest.update(piece)
     return digest.hexdigest()[:32]
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from PIL import Image
 
 from stec.config import DataConfig
 from stec.data import decoding, load
@@ -50,6 +51,20 @@ def test_a_changed_file_makes_another_cache(class_folders, tmp_path, write_image
     after = load(config(class_folders, tmp_path / "cache"), CPU)
     assert [31.0, 33.0] in everything(after)[0].sizes.tolist()
     assert [31.0, 33.0] not in everything(before)[0].sizes.tolist()
+
+
+def test_other_pixels_in_as_many_bytes_make_another_cache(tmp_path):
+    """As files that are not compressed have: the same one changed, and those of another folder."""
+    seen = []
+    for number, (folder, grey) in enumerate([("a", 10), ("a", 20), ("b", 30)]):
+        for name in "xy":
+            path = tmp_path / folder / name / "0.bmp"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (16, 16), (grey,) * 3).save(path)
+            os.utime(path, (number, number))
+        (batch,) = load(config(tmp_path / folder, tmp_path / "cache"), CPU).train.batches(torch.arange(2), 2)
+        seen.append(batch.images.unique().tolist())
+    assert seen == [[10], [20], [30]]
 
 
 def test_unreadable_images_are_named_each_time(tmp_path, write_image):

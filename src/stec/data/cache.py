@@ -17,13 +17,14 @@ from stec.errors import UserError
 def cached(pictures: FilePictures, size: int, folder: Path, workers: int) -> tuple[ArrayPictures, tuple[str, ...]]:
     """The same images from an array in `folder`, which is filled first where it does not hold them yet.
 
-    The array belongs to the names, lengths and labels of the files and to the size: when they change, another is made.
+    The array belongs to the names, lengths, times and labels of the files and to the size: when they change, another is
+    made.
 
     Returns:
         The images, and the names of those that could not be read and are left out.
     """
     digest = hashlib.sha256(str(size).encode())
-    for piece in pictures.content():
+    for piece in pictures.content(dated=True):
         digest.update(piece)
     name = digest.hexdigest()[:16]
     array, about = folder / f"{name}.npy", folder / f"{name}.npz"

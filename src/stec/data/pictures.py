@@ -131,15 +131,20 @@ class FilePictures:
         """The path of the file."""
         return os.fsdecode(os.path.join(self.root, self.names[index]))
 
-    def content(self) -> Iterator[bytes]:
-        """Relative names, file sizes and labels: quick, even for a million files."""
+    def content(self, dated: bool = False) -> Iterator[bytes]:
+        """Relative names, file sizes and labels: quick, even for a million files.
+
+        With `dated`, also when a file was changed: pixels that are not compressed have as many bytes as any others.
+        """
         for name in self.names:
-            path = os.path.join(self.root, name)
             try:
-                length = os.path.getsize(path)
+                status = os.stat(os.path.join(self.root, name))
+                length, changed = status.st_size, status.st_mtime_ns
             except OSError:
-                length = -1
+                length = changed = -1
             yield name + b"\0%d\0" % length
+            if dated:
+                yield b"%d\0" % changed
         yield self.labels.numpy().tobytes()
 
     def encoded(self, index: int) -> Encoded:
