@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import subprocess
 import sys
 import time
 
@@ -88,3 +89,14 @@ def begin(nursery, tmp_path):
     for command in begun:
         command.process.kill()
         command.process.join()
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of a few megabytes, which takes the rights of root."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", path], capture_output=True).returncode:
+        pytest.skip("may not mount a small disk here; the limit on file sizes is tested all the same")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)

@@ -263,17 +263,6 @@ def test_half_a_line_of_metrics_is_not_read(copy, whole):
 # --- disks ---
 
 
-@pytest.fixture
-def disk(tmp_path):
-    """A disk of a few megabytes, which takes the rights of root."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", path], capture_output=True).returncode:
-        pytest.skip("may not mount a small disk here; the limit on file sizes is tested all the same")
-    yield path
-    subprocess.run(["umount", "-l", path], check=True)
-
-
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_is_kept(disk, whole):
     """Two checkpoints fit, a third beside them does not."""
     with pytest.raises(

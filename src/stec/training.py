@@ -127,9 +127,8 @@ def _pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Repor
 
 
 def _one_writer(config: DataConfig, fabric: Fabric) -> AbstractContextManager[None]:
-    """Where loading writes, to a cache or what it downloads, the first process does so while the others wait."""
-    writes = config.cache is not None or config.download
-    return fabric.rank_zero_first() if writes else nullcontext()
+    """Where loading downloads, the first process does so while the others wait. A cache sees to that by itself."""
+    return fabric.rank_zero_first() if config.download else nullcontext()
 
 
 def _note_data(dataset: DataSet, classes: int, reporter: Reporter) -> None:

@@ -1,13 +1,17 @@
 """Image files kept decoded on disk."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
 from PIL import Image
 
 from stec.config import DataConfig
-from stec.data import decoding, load
+from stec.data import cache, decoding, load
 from stec.errors import UserError
 
 CPU = torch.device("cpu")
@@ -87,6 +91,57 @@ def test_an_interrupted_cache_is_made_anew(class_folders, tmp_path, monkeypatch)
     plain = everything(load(config(class_folders, None), CPU))
     kept = everything(load(config(class_folders, tmp_path / "cache"), CPU))
     assert torch.equal(kept[0].images, plain[0].images)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_a_cache_of_which_a_part_is_gone_or_cut_is_made_anew(class_folders, tmp_path, suffix):
+    """As a kill or a full disk leaves it."""
+    plain = everything(load(config(class_folders, None), CPU))
+    for hurt in (Path.unlink, lambda path: os.truncate(path, 150)):
+        load(config(class_folders, tmp_path / "cache"), CPU)
+        for path in (tmp_path / "cache").glob(f"*{suffix}"):
+            hurt(path)
+        kept = everything(load(config(class_folders, tmp_path / "cache"), CPU))
+        assert torch.equal(kept[0].images, plain[0].images)
+
+
+def test_two_runs_at_once_fill_it_once(class_folders, tmp_path, monkeypatch):
+    """The second begins while the first is at work, and would have written over it."""
+    plain = everything(load(config(class_folders, None), CPU))
+    fill, begun, second_done, fills = cache._fill, Event(), Event(), []
+    read_all = cache.read_all
+
+    def watched_fill(*words):
+        fills.append(words)
+        fill(*words)
+
+    def slow(*words):
+        for block in read_all(*words):
+            yield block
+            begun.set()
+            second_done.wait(0.3)  # in vain: it waits for this one
+
+    monkeypatch.setattr(cache, "_fill", watched_fill)
+    monkeypatch.setattr(cache, "read_all", slow)
+
+    def run():
+        return everything(load(config(class_folders, tmp_path / "cache", "always"), CPU))
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(run)
+        assert begun.wait(10)
+        second = run()
+        second_done.set()
+        for batches in (first.result(), second):
+            assert torch.equal(batches[0].images, plain[0].images)
+    assert len(fills) == 2, "train and test"
+
+
+def test_a_full_disk_is_one_clear_line(class_folders, disk):
+    (disk / "rest").write_bytes(bytes(8 * 1024 * 1024 - 20_000))  # the images need 55 kB
+    with pytest.raises(UserError, match=r"data\.cache=.*: cannot be written \(No space left on device\)"):
+        load(replace(config(class_folders, disk / "cache"), size=32), CPU)
+    assert sum(path.stat().st_size for path in (disk / "cache").iterdir()) == 0, "and what was written is gone"
 
 
 def test_a_cache_that_cannot_be_written_is_one_clear_line(class_folders, tmp_path):
