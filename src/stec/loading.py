@@ -26,7 +26,8 @@ from stec.views import Views
 
 logger = logging.getLogger("stec")
 
-# The fingerprint of image files depends on whether they were resident; that of arrays does not.
+# Files that cannot be read are left out where images are resident, but not where they are streamed, as here: these
+# have another fingerprint.
 _FILES = ("folder", "imagenet")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -193,6 +194,25 @@ def test_fingerprint_of_a_folder_does_not_depend_on_its_place(class_folders):
     before = [load_with(resident, "folder", str(class_folders)).fingerprint for resident in ("always", "never")]
     moved = class_folders.rename(class_folders.parent / "moved")
     assert [load_with(resident, "folder", str(moved)).fingerprint for resident in ("always", "never")] == before
+
+
+def test_fingerprint_of_files_is_the_same_wherever_they_are_kept(class_folders, tmp_path):
+    """Else a run that is resumed with more or less memory, or with a cache, would be told that its data changed."""
+    config = DataConfig("folder", str(class_folders), 8, workers=0)
+    changes = [{"resident": kept, "cache": cache} for kept in ("always", "never") for cache in (None, f"{tmp_path}/c")]
+    assert len({load(replace(config, **change), CPU).fingerprint for change in changes}) == 1
+
+
+def test_fingerprint_tells_of_images_that_are_left_out(tmp_path, write_image):
+    """The others come in another order than if it were there."""
+    for i in range(120):
+        write_image(tmp_path / f"{i:03}.png")
+    whole = [load_with(resident, "folder", str(tmp_path)).fingerprint for resident in ("always", "never")]
+    image = tmp_path / "010.png"
+    image.write_bytes(bytes(image.stat().st_size))
+    broken = [load_with(resident, "folder", str(tmp_path)).fingerprint for resident in ("always", "never")]
+    assert whole[0] == whole[1] == broken[1], "of a stream, nobody knows beforehand"
+    assert broken[0] != whole[0]
 
 
 def test_nothing_is_printed(class_folders, capfd):

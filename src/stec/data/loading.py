@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -44,7 +45,7 @@ class DataSet:
     test: Split | None  # None when there is no labelled test split: no probe then
     classes: tuple[str, ...]  # () when unlabelled
     size: int  # S: side in pixels
-    fingerprint: str  # of the content; for streamed files of their names, sizes in bytes and labels
+    fingerprint: str  # of the content; for files of their names, sizes in bytes and labels
     resident: bool
     skipped: tuple[str, ...]  # unreadable files that were left out
 
@@ -62,23 +63,22 @@ def load(config: DataConfig, device: torch.device) -> DataSet:
     resident = is_resident(config.resident, needed, device)
     workers = worker_count(config)
     skipped = list(found.skipped)
-    if config.cache is not None:
-        for i, part in enumerate(parts):
-            if isinstance(part, FilePictures):
-                parts[i], unreadable = cached(part, config.size, Path(config.cache).expanduser(), workers)
-                skipped += unreadable
     splits: list[Split] = []
     digests: list[bytes] = []
-    for part in parts:
+    for source in parts:
+        part = source
+        if config.cache is not None and isinstance(source, FilePictures):
+            part, unreadable = cached(source, config.size, Path(config.cache).expanduser(), workers)
+            skipped += unreadable
         if resident:
             taken = take(part, config.size, device, workers)
             splits.append(taken.split)
             skipped += taken.skipped
         else:
             splits.append(StreamedSplit(part, config.size, device, workers))
-        # Arrays have one content wherever they are kept; the pixels of files are known once resident.
-        decoded = resident and isinstance(part, FilePictures)
-        digests.append(taken.digest if decoded else _digest(part.content()))
+        # One content wherever the images are kept; but where some are left out, all come in another order.
+        left = splits[-1].labels.numpy().tobytes() if len(splits[-1]) < len(source) else b""
+        digests.append(_digest(chain(source.content(), [left])))
     test = splits[1] if len(splits) > 1 else None
     return DataSet(found.name, splits[0], test, found.classes, config.size, _short(digests), resident, tuple(skipped))
 

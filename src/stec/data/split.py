@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -139,7 +138,6 @@ class Taken:
 
     split: ResidentSplit
     skipped: tuple[str, ...]  # names of unreadable images, which are not in the split
-    digest: bytes  # of pixels, sizes and labels
 
 
 def take(pictures: Pictures, size: int, device: torch.device, workers: int) -> Taken:
@@ -148,19 +146,15 @@ def take(pictures: Pictures, size: int, device: torch.device, workers: int) -> T
     images = torch.empty((total, 3, size, size), dtype=torch.uint8, device=device)
     sizes, kept = [], []
     failures: list[Failure] = []
-    digest = hashlib.sha256()
     filled = 0
     for block in read_all(pictures, size, workers):
         images[filled : filled + len(block.images)] = block.images.to(device)
-        digest.update(block.images.numpy().tobytes())
         filled += len(block.images)
         sizes.append(block.sizes)
         kept.append(block.indices)
         failures.extend(block.failures)
     labels = pictures.labels[torch.cat(kept)]
-    all_sizes = torch.cat(sizes)
-    digest.update(all_sizes.numpy().tobytes() + labels.numpy().tobytes())
-    return Taken(ResidentSplit(images[:filled], all_sizes, labels), tuple(f.name for f in failures), digest.digest())
+    return Taken(ResidentSplit(images[:filled], torch.cat(sizes), labels), tuple(f.name for f in failures))
 
 
 def read_all(pictures: Pictures, size: int, workers: int) -> Iterator[Block]:
