@@ -94,8 +94,7 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
 
 
 def _pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Reporter, resume: bool) -> dict[str, Any]:
-    with _one_writer(config.data, fabric):
-        dataset = data.load(config.data, fabric.device)
+    dataset = _load(config.data, fabric)
     classes = len(dataset.classes) if dataset.test is not None else 0
     _note_data(dataset, classes, reporter)
     if fabric.device.type == "cpu" and config.encoder.startswith(("resnet18", "resnet50")):
@@ -124,6 +123,17 @@ def _pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Repor
     summary |= {"data": dataset.name, "skipped_images": len(dataset.skipped)}
     folder.save_summary(summary)
     return summary
+
+
+def _load(config: DataConfig, fabric: Fabric) -> DataSet:
+    """The images, kept in the same way by all processes: resident, shards are read in another order than streamed."""
+    with _one_writer(config, fabric):
+        dataset = data.load(config, fabric.device)
+    fits = fabric.all_reduce(torch.tensor(float(dataset.resident), device=fabric.device), reduce_op="min")
+    if dataset.resident and not fits:
+        del dataset
+        dataset = data.load(dataclasses.replace(config, resident="never"), fabric.device)
+    return dataset
 
 
 def _one_writer(config: DataConfig, fabric: Fabric) -> AbstractContextManager[None]:

@@ -523,6 +523,21 @@ def seen(path, rank):
 
 
 @pytest.mark.slow
+def test_two_processes_with_more_and_less_memory_see_every_image_once(tmp_path):
+    """Resident images come in another order than those that are streamed from shards."""
+    words = [
+        "pretrain", "data.source=shards", f"data.root={write_shards(tmp_path / 'shards', 8, 8)}", "data.size=8",
+        "data.workers=1", "views.size=8", "batch_size=16", "epochs=1", "devices=2", "device=cpu",
+        "optimizer.warmup_epochs=0", "encoder=resnet-small", "--out", str(tmp_path / "run"),
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "SEEN": str(tmp_path / "seen"), "LESS_MEMORY": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("watched.py")), *words]
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    images = [label for rank in range(2) for *_, labels in seen(tmp_path / "seen", rank) for label in labels]
+    assert sorted(images) == list(range(64))
+
+
+@pytest.mark.slow
 def test_two_processes_see_every_image_once_per_epoch_also_when_killed(tmp_path):
     write_shards(tmp_path / "shards", 8, 8)
     words = [

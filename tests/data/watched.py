@@ -1,9 +1,13 @@
-"""`stec WORDS`, with the labels of every batch that is trained on written to the file $SEEN, a line per step."""
+"""`stec WORDS`, with the labels of every batch that is trained on written to the file $SEEN, a line per step.
+
+With $LESS_MEMORY, the images fit into the memory of all processes but that one.
+"""
 
 import json
 import os
 
 from stec import cli
+from stec.data import loading
 from stec.engine import Loop
 
 train = Loop.train
@@ -16,5 +20,8 @@ def watched(self, batch):
 
 
 Loop.train = watched
+if "LESS_MEMORY" in os.environ:
+    fits = os.environ["LESS_MEMORY"] != os.environ.get("LOCAL_RANK", "0")
+    loading.is_resident = lambda choice, needed, device: fits and choice != "never"
 if __name__ == "__main__":
     cli.main()
