@@ -23,6 +23,19 @@ def test_a_data_loader_gives_what_a_method_takes():
     assert losses.total.isfinite()
 
 
+@pytest.mark.parametrize("mode", ["L", "LA", "1", "P", "I;16", "CMYK", "RGBA"])
+def test_pictures_of_any_mode_are_seen_as_rgb(mode):
+    """Data sets such as MNIST and Caltech101 hold grey ones. White as paper in all modes but for CMYK's inks."""
+    white = {"1": 1, "I;16": 65535, "CMYK": (0, 0, 0, 0), "LA": (255, 255), "RGBA": (255, 255, 255, 255)}.get(mode, 255)
+    picture = Image.new(mode, (40, 30), white)
+    if mode == "P":
+        picture.putpalette([255] * 768)
+    first, second, copy = stec.transforms.PairWithAction(size=16, jitter_probability=0)(picture)
+    assert first.shape == second.shape == (3, 16, 16)
+    torch.testing.assert_close(first, torch.ones(3, 16, 16))
+    assert copy.first.source.tolist() == [30, 40]
+
+
 def test_the_copy_belongs_to_the_views():
     """Warping x by its action gives x' where they overlap, on a smooth picture that is not square."""
     y, x = np.mgrid[0:60, 0:90]

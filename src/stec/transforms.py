@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as F
 
 from stec.actions import EfferenceCopy
+from stec.data.decoding import to_rgb
 from stec.errors import UserError
 from stec.views import Views
 
@@ -38,7 +40,9 @@ class PairWithAction(nn.Module):
         self.views = Views(**settings)
 
     def forward(self, image: Any) -> tuple[Tensor, Tensor, EfferenceCopy]:
-        """A PIL image or a (3, H, W) tensor -> two (3, S, S) views in [0, 1] and their copy."""
+        """A PIL image of any mode or a (3, H, W) tensor -> two (3, S, S) views in [0, 1] and their copy."""
+        if isinstance(image, Image.Image):
+            image = to_rgb(image)
         batch = self.views(F.to_image(image).as_subclass(Tensor).unsqueeze(0))
         first, second = (glimpse.rows(0) for glimpse in batch.copy)
         return batch.first[0], batch.second[0], EfferenceCopy(first, second)
