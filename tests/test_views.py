@@ -14,6 +14,7 @@ from scipy import stats
 from torch import Tensor
 from torchvision.transforms.v2 import RandomResizedCrop
 
+from stec import pixels
 from stec.actions import Glimpse, representation
 from stec.views import Views
 
@@ -292,6 +293,18 @@ def test_views_of_squashed_images_equal_those_of_the_unsquashed(height: int, wid
         rim = (torch.tensor([height, width]) / 64 / glimpse.crop[:, 2:] * 48).ceil().int().tolist()
         for view, (rows, columns) in zip(error, rim, strict=True):
             assert view[:, rows : 48 - rows, columns : 48 - columns].max() < 2 * BYTE
+
+
+@pytest.mark.parametrize("device", ["cpu", "as on a gpu"])
+def test_a_crop_of_next_to_nothing_is_seen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a line of 40,000 pixels kept as 32, a square is 1 / 1250 of a pixel. One NaN would end a run."""
+    monkeypatch.setattr(pixels, "on_cpu", lambda images: device == "cpu")
+    images = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8)
+    for shape in ((1, 40_000), (60_000, 1)):
+        seen = Views(size=32, jitter_probability=0, grey=0)
+        for views in (seen(images, sizes(*shape, 20)).images, seen.plain(images, sizes(*shape, 20))):
+            assert views.isfinite().all()
+            assert views.max() <= 1 + 1e-6
 
 
 @pytest.mark.parametrize(

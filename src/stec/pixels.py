@@ -78,7 +78,7 @@ def _taps(start: Tensor, length: Tensor, backwards: Tensor, source: int, size: i
     taps = torch.arange(math.ceil(2 * max(1, source / size)), device=start.device)
     index = (centre - support + 0.5).floor() + taps  # (B, size, taps)
     pixel = index + 0.5
-    inside = (pixel - (start + length / 2)).abs() < length / 2 + 0.499
+    inside = (pixel - (start + length / 2)).abs() < _reach(length)
     weight = (1 - (pixel - centre).abs() / support).clamp(min=0) * inside
     return index.clamp(0, source - 1).long(), weight / weight.sum(dim=-1, keepdim=True)
 
@@ -91,10 +91,17 @@ def _resampling(start: Tensor, length: Tensor, backwards: Tensor, source: int, s
     centre = (start + target * length).unsqueeze(-1)  # (B, size, 1)
     support = (length / size).clamp(min=1).unsqueeze(-1)  # a triangle this wide: antialiased when shrinking
     pixel = torch.arange(source, device=start.device, dtype=start.dtype) + 0.5
-    # Pixels that the rectangle covers, even if only in part (which takes an image that was squashed).
-    inside = (pixel - (start + length / 2)).abs() < length / 2 + 0.499  # (B, source)
+    inside = (pixel - (start + length / 2)).abs() < _reach(length)  # (B, source)
     weight = (1 - (pixel - centre).abs() / support).clamp(min=0) * inside.unsqueeze(1)
     return weight / weight.sum(dim=-1, keepdim=True)
+
+
+def _reach(length: Tensor) -> Tensor:
+    """How far from a rectangle's middle pixels are that it covers, even if only in part, as where images are squashed.
+
+    One that only touches it does not count, but for a rectangle of next to nothing there is always a pixel.
+    """
+    return (length / 2).clamp(min=0.002) + 0.499
 
 
 def to_grey(images: Tensor) -> Tensor:
