@@ -169,6 +169,12 @@ def test_imagenet_with_the_names_of_torchvision(imagenet):
     assert load_imagenet(imagenet).classes == ("ant, emmet", "bee", "cat")
 
 
+def test_two_classes_of_one_name_are_told_apart(imagenet):
+    """ImageNet has two cranes, a bird and a machine; results by class are kept by name."""
+    torch.save(({"ant": ("crane",), "bee": ("crane",)}, ["ant"]), imagenet / "meta.bin")
+    assert load_imagenet(imagenet).classes == ("crane (ant)", "crane (bee)", "cat")
+
+
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_imagenet_needs_both_folders(imagenet, split):
     shutil.rmtree(imagenet / split)

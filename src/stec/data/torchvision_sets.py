@@ -52,7 +52,12 @@ def open_imagenet(root: Path, size: int) -> Collection:
     if not (root / META_FILE).is_file():
         return found
     names = load_meta_file(root)[0]
-    classes = tuple(", ".join(names[folder]) if folder in names else folder for folder in found.classes)
+    called = [", ".join(names[folder]) if folder in names else folder for folder in found.classes]
+    # There are two cranes, a bird and a machine.
+    classes = tuple(
+        f"{name} ({folder})" if called.count(name) > 1 else name
+        for name, folder in zip(called, found.classes, strict=True)
+    )
     return Collection(found.name, found.train, found.test, classes)
 
 
