@@ -166,6 +166,13 @@ def test_sources_of_files_need_a_root(source):
         load_with("auto", source)
 
 
+def test_test_images_that_would_not_be_read_are_refused(class_folders):
+    """A tenth of the training images would be taken in their place."""
+    config = DataConfig("folder", str(class_folders / "train"), 8, test_root=str(class_folders / "test"))
+    with pytest.raises(UserError, match=r"data\.test_root=.*: for shards alone; a folder has train and test inside"):
+        load(config, CPU)
+
+
 def test_every_source_has_a_line_about_it():
     assert all(line and "\n" not in line for line in SOURCES.values())
 

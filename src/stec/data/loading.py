@@ -89,6 +89,9 @@ def open_source(config: DataConfig) -> Collection:
         raise UserError("data.source=utterances is sound: start from a recipe such as audio/cpc")
     if config.source not in SOURCES:
         raise UserError(f"data.source={config.source}: {nearest(config.source, SOURCES)}")
+    if config.test_root is not None and config.source != "shards":
+        inside = "a folder has train and test inside of data.root"
+        raise UserError(f"data.test_root={config.test_root}: for shards alone; {inside}")
     if config.source == "shapes":
         return _draw_shapes(config)
     if config.root is None:
