@@ -141,6 +141,14 @@ def test_a_label_that_is_no_number_is_named(tmp_path):
         open_with(tmp_path)
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{}", b""])
+def test_names_of_classes_that_cannot_be_read_are_one_line(shards, pattern, tmp_path, content):
+    (shards / "classes.json").write_bytes(content)
+    for root in (shards, pattern.pattern):
+        with pytest.raises(UserError, match=r"classes\.json: (not a text|should be a list)"):
+            open_with(root, cache=str(tmp_path / "cache"))
+
+
 def test_train_and_test_of_a_folder_or_a_pattern(tmp_path):
     write_shards(tmp_path, 12, 2)
     write_shards(tmp_path, 1, 4, name="val")

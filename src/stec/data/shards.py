@@ -229,7 +229,9 @@ def _classes(shard: str) -> tuple[str, ...]:
     """From a list of names beside the shards, if there is one."""
     where = shard.rpartition("/")[0] + f"/{CLASSES}" if "/" in shard else CLASSES
     try:
-        text = get(where).decode() if is_address(shard) else Path(where).read_text()
+        text = get(where).decode() if is_address(shard) else Path(where).read_text("utf-8")
     except (DownloadError, FileNotFoundError):
         return ()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: not a text file: {error}") from None
     return parse_classes(text, where)
