@@ -64,6 +64,15 @@ def test_sixteen_bit_grey_of_a_portable_map(tmp_path):
     assert decode(tmp_path / "a.ppm", 2).pixels[..., 0].tolist() == [[0, 1], [117, 255]]
 
 
+@pytest.mark.parametrize("white", [1, 255])
+def test_floats_reach_to_one_or_to_255(tmp_path, white):
+    """Most programs write 0 to 1, all of which was black."""
+    values = np.asarray([[0, 0.2], [0.5, 1]], np.float32) * white
+    assert save(tmp_path / "a.tif", Image.fromarray(values))[..., 0].tolist() == [[0, 51], [128, 255]]
+    values[0, 0] = np.nan
+    assert save(tmp_path / "b.tif", Image.fromarray(values))[..., 0].tolist() == [[0, 51], [128, 255]]
+
+
 def test_palette(tmp_path):
     picture = Image.new("RGB", (4, 4), (10, 200, 30)).quantize(4)
     assert (save(tmp_path / "a.png", picture) == (10, 200, 30)).all()

@@ -40,11 +40,15 @@ def open_rgb(path: str | Path | BinaryIO) -> Image.Image:
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
-    """Convert any mode to RGB: 16-bit grey keeps its full range, and what is transparent becomes white."""
+    """Convert any mode to RGB: 16-bit grey and floats keep their full range, and what is transparent becomes white."""
     if picture.mode == "I" or picture.mode.startswith("I;16"):
         wide = np.asarray(picture).astype(np.int64)  # 0 to 65535, where Pillow's own conversion clips at 255
         grey = np.clip((wide + 128) // 257, 0, 255).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
+    if picture.mode == "F":
+        real = np.nan_to_num(np.asarray(picture))
+        real = real * 255 if real.max() <= 1 else real  # the two ranges that are usual
+        return Image.fromarray(np.clip(real + 0.5, 0, 255).astype(np.uint8)).convert("RGB")
     if picture.has_transparency_data:
         layer = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
