@@ -148,6 +148,29 @@ def test_free_memory_of_this_machine():
     assert 10**7 < free_memory(CPU) < 10**14
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_container_or_a_job_has_the_memory_that_it_may_use(tmp_path, monkeypatch, version):
+    """As Docker and SLURM limit it: here to a megabyte, of which 300 kB are used and 100 kB of these are read files."""
+    names = (
+        ("limit_in_bytes", "usage_in_bytes", "total_inactive_file")
+        if version == 1
+        else ("max", "current", "inactive_file")
+    )
+    root = tmp_path / "memory" if version == 1 else tmp_path
+    inner = root / "job" / "step"
+    inner.mkdir(parents=True)
+    (inner.parent / f"memory.{names[0]}").write_text("1000000\n")
+    (inner.parent / f"memory.{names[1]}").write_text("300000\n")
+    (inner.parent / "memory.stat").write_text(f"anon 200000\n{names[2]} 100000\n")
+    (inner / f"memory.{names[0]}").write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
+    (inner / f"memory.{names[1]}").write_text("300000\n")
+    group = "0::/job/step\n" if version == 2 else "5:cpu:/\n4:hugetlb,memory:/job/step\n"
+    (tmp_path / "cgroup").write_text(group)
+    monkeypatch.setattr(residence_module, "OWN_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(residence_module, "GROUPS", tmp_path)
+    assert free_memory(CPU) == 800_000
+
+
 def test_free_memory_of_a_gpu_is_asked_of_the_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (123, 456))
     assert free_memory(torch.device("cuda")) == 123
