@@ -118,6 +118,18 @@ def test_replacement_brings_its_own_label(tmp_path, write_image):
     assert next(split.batches(torch.tensor([58, 59]), 2)).labels.tolist() == [0, 1]
 
 
+def test_an_image_with_a_label_is_replaced_by_one_with_a_label(tmp_path, write_image):
+    """The one after the last is the first, and those beside the class folders come first."""
+    for i in range(120):
+        write_image(tmp_path / "train" / ("ant" if i < 60 else "bee") / f"{i:03}.png")
+        write_image(tmp_path / "test" / ("ant" if i < 60 else "bee") / f"{i:03}.png")
+    for i in range(3):
+        write_image(tmp_path / "train" / f"{i}.png")
+    (tmp_path / "train" / "bee" / "119.png").write_bytes(b"broken")
+    split = load_with("never", "folder", str(tmp_path), workers=0).train
+    assert next(split.batches(torch.tensor([121, 122]), 2)).labels.tolist() == [1, 0]
+
+
 def test_stream_of_broken_files_stops(tmp_path):
     for i in range(5):
         (tmp_path / f"{i}.png").write_bytes(b"broken")

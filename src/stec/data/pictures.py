@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -195,7 +196,7 @@ def read_block(pictures: Pictures, indices: Iterable[int], size: int, replace: b
     images, sizes, used, failures = [], [], [], []
     attempts = allowed_failures(len(pictures)) + 1 if replace else 1
     for wanted in indices:
-        for index in ((wanted + step) % len(pictures) for step in range(attempts)):
+        for index in islice(_in_place_of(pictures, wanted), attempts):
             try:
                 picture = pictures.read(index)
             except UnreadableError as error:
@@ -214,6 +215,15 @@ def read_block(pictures: Pictures, indices: Iterable[int], size: int, replace: b
         torch.tensor(used, dtype=torch.int64),
         tuple(failures),
     )
+
+
+def _in_place_of(pictures: Pictures, wanted: int) -> Iterator[int]:
+    """The image itself, then those after it; for one with a label, which a classifier may learn, only such ones."""
+    yield wanted
+    labelled = pictures.labels[wanted] >= 0
+    for index in chain(range(wanted + 1, len(pictures)), range(wanted)):
+        if not labelled or pictures.labels[index] >= 0:
+            yield index
 
 
 def allowed_failures(number: int) -> int:
