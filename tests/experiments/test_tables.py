@@ -152,6 +152,19 @@ def test_what_does_not_fit_is_not_cut_off(book, table1):
         assert re.search(r"SimCLR +91.5 ± 0.1 +91.42 +0.29 +± 0.72 +3 ", console.file.getvalue())
 
 
+def test_what_has_not_been_run_is_one_line(book):
+    experiment = load_experiment("table1")
+    fill(book, cell_of(choose(experiment, ["cifar10-resnet18"]), "SimCLR"), [91.25])
+    console = Console(width=300, file=io.StringIO())
+    show_measured(console, measure(experiment, book))
+    lines = console.file.getvalue().splitlines()
+    assert "CIFAR-10, ResNet-18" in lines
+    assert not any(line.startswith("CIFAR-100") for line in lines)
+    (absent,) = (line for line in lines if "CIFAR-100, ResNet-18" in line)
+    assert absent.startswith("Not run yet: ")
+    assert "STL-10, ResNet-50" in absent
+
+
 def test_an_interval_of_runs_that_are_all_alike_is_nothing(book, table1):
     for seed in range(3):
         book.add(made_up(cell_of(table1, "SimCLR"), seed, linear_online=90.0 + seed, knn=99.16))

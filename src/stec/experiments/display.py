@@ -14,18 +14,22 @@ from stec.experiments.book import Book
 from stec.experiments.cost import cost_of, measured_speeds
 from stec.experiments.experiment import Cell, Experiment
 from stec.experiments.measured import Measured
-from stec.experiments.tables import Table, provenance_of, table_of
+from stec.experiments.tables import Table, not_run, provenance_of, table_of
 
 
 def show_measured(console: Console, measured: Measured) -> None:
-    """Published beside measured."""
+    """Published beside measured where anything has been run, and one line on the rest."""
     console.print(Text(measured.experiment.about, style="bold"))
     for group in measured.groups:
+        if not group.runs:
+            continue
         console.print()
         if group.column:
             console.print(Text(group.column, style="bold"))
         _print(console, table_of(group))
     console.print()
+    if absent := not_run(measured):
+        console.print(Text(f"{absent}\n"))
     for note in measured.experiment.notes:
         console.print(Text(f"- {' '.join(note.split())}", style="dim"))
     several = any(

@@ -92,6 +92,12 @@ def provenance_of(measured: Measured) -> str:
     return f"{len(runs)} run(s); commit {commits}; {devices}; data {images}"
 
 
+def not_run(measured: Measured) -> str:
+    """One line on the groups without a run; nothing where each has one."""
+    empty = [group.column for group in measured.groups if group.column and not group.runs]
+    return f"Not run yet: {'; '.join(empty)}." if empty else ""
+
+
 def markdown_of(measured: Measured) -> str:
     """The groups that have runs as tables, then the rest by name, the notes, and what the numbers rest on."""
     parts = [measured.experiment.about + "."]
@@ -99,9 +105,7 @@ def markdown_of(measured: Measured) -> str:
         if group.runs:
             parts += [f"**{group.column}**"] if group.column else []
             parts.append(_markdown(table_of(group)))
-    empty = [group.column for group in measured.groups if group.column and not group.runs]
-    if empty:
-        parts.append(f"Not run yet: {'; '.join(empty)}.")
+    parts += [absent] if (absent := not_run(measured)) else []
     notes = (*measured.experiment.notes, provenance_of(measured))
     parts.append("\n".join(f"- {' '.join(note.split())}" for note in notes))
     return "\n\n".join(parts)
