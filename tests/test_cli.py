@@ -111,12 +111,12 @@ def test_lists_fit_a_narrow_terminal(stec, monkeypatch):
 
 def test_data_describes_ones_own_images(stec, tmp_path):
     for i in range(20):
-        path = tmp_path / "pictures" / ("cat", "dog")[i % 2] / f"{i}.png"
+        path = tmp_path / "pictures" / ("[cat]", "dog")[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20, 30), (i, i, i)).save(path)
     code, out, _ = stec("data", "data.source=folder", "data.root=pictures")
     assert code == 0
-    assert "2: cat, dog" in out
+    assert "2: [cat], dog" in out
     assert "18 images, 18 labelled" in out
     assert out.startswith("pictures has no test folder: held out 2 of its images"), "one plain line"
 

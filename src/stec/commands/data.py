@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from typer.core import TyperGroup
 
 from stec.commands.screen import console, counting, hint, make_table, say, show_list
@@ -61,12 +62,11 @@ def describe(
         raise UserError("--save writes sound; decoded images are kept with data.cache=FOLDER")
     dataset = data.load(config.data, torch.device("cpu"))
     table = make_table("", "")
-    table.add_row("name", dataset.name)
+    table.add_row("name", escape(dataset.name))
     table.add_row("to train", f"{len(dataset.train):,} images, {int((dataset.train.labels >= 0).sum()):,} labelled")
     table.add_row("to test", f"{len(dataset.test):,} images" if dataset.test is not None else "none")
-    table.add_row(
-        "classes", f"{len(dataset.classes)}: {', '.join(dataset.classes[:10])}" if dataset.classes else "none"
-    )
+    classes = f"{len(dataset.classes)}: {', '.join(dataset.classes[:10])}" if dataset.classes else "none"
+    table.add_row("classes", escape(classes))
     table.add_row("kept at", f"{dataset.size} x {dataset.size} px, {'in memory' if dataset.resident else 'streamed'}")
     table.add_row("unreadable", str(len(dataset.skipped)))
     table.add_row("fingerprint", dataset.fingerprint)
@@ -82,13 +82,12 @@ def _describe_sounds(config: Config, save: Path | None) -> None:
     parts = split(sounds, config.audio.test_speakers)
     strangers = sorted({sounds.speakers[index] for index in parts.phones})
     table = make_table("", "")
-    table.add_row("name", sounds.name)
+    table.add_row("name", escape(sounds.name))
     table.add_row("utterances", f"{len(sounds):,}, {sounds.seconds / 3600:.2f} hours at 16 kHz")
-    table.add_row(
-        "speakers", f"{len(set(sounds.speakers))}, of whom {len(strangers)} to test: {' '.join(strangers[:12])}"
-    )
+    speakers = f"{len(set(sounds.speakers))}, of whom {len(strangers)} to test: {' '.join(strangers[:12])}"
+    table.add_row("speakers", escape(speakers))
     classes = f"{len(sounds.classes)}: {' '.join(sounds.classes)}" if sounds.phones is not None else "no alignment"
-    table.add_row("phones", classes)
+    table.add_row("phones", escape(classes))
     table.add_row("to train", f"{len(parts.train):,} utterances")
     table.add_row("unreadable", str(len(sounds.skipped)))
     table.add_row("fingerprint", sounds.fingerprint())
