@@ -82,6 +82,17 @@ def test_without_umap_the_map_is_one_of_principal_components(runs, monkeypatch, 
     assert found["centroids"]["features"]["mean_shift"] > 0
 
 
+def test_a_run_to_which_all_images_are_the_same(runs, monkeypatch, capsys):
+    path = runs("dead", "epochs=1")[0].path
+    monkeypatch.setitem(sys.modules, "umap", None)
+    monkeypatch.setattr("stec.analysis.study.encode", lambda run, images: torch.ones(len(images), 128))
+    monkeypatch.setattr("sys.argv", ["stec", "analyze", str(path), "--images", "30"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    assert "0.00 (the originals' spread is 0.00); in the PCA plane 0.00 (0.00)" in capsys.readouterr().out
+
+
 def test_a_sample_depends_on_the_seed_alone():
     images = torch.randint(0, 256, (50, 3, 20, 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     sizes = torch.tensor([[20.0, 40.0]]).repeat(50, 1)

@@ -33,11 +33,10 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
         with console.status(escape(f"{path} ...")):
             found = look(path, images, seed)
         features, plane = found["centroids"]["features"], found["centroids"]["projection"]
-        relative = features["mean_shift"] / features["scale"]
         known = [part for part in found["components"] if part["informative"]]
         lines = {
-            "views from originals": f"{features['mean_shift']:.2f}, which is {relative:.2f} of the originals' spread; "
-            f"{plane['mean_shift']:.2f} in the {found['projection']} plane (mean over classes)",
+            "views from originals": f"{features['mean_shift']:.2f} (the originals' spread is {features['scale']:.2f}); "
+            f"in the {found['projection']} plane {plane['mean_shift']:.2f} ({plane['scale']:.2f})",
             "alignment": f"{found['alignment']:.3f}, uniformity {found['uniformity']:.2f}, "
             f"effective rank {found['effective_rank']:.1f}",
             "action": ", ".join(f"{c['name']} {c['accuracy']:.0f} % (guessing {c['chance']:.0f} %)" for c in known)
