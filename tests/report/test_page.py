@@ -57,6 +57,16 @@ def test_the_page_of_a_run_shows_all_of_it(stec):
     assert data["explorer"]["own"] == "egocentric"
     assert "xx and yy tell how many times as wide and high" in text
     assert "no sign of collapse" in text
+    assert text.count(" %; 10 pairs</span>") == 4
+    assert '<th scope="col">10 test images</th>' in text, "on what the distances rest"
+
+
+def test_what_was_measured_in_training_says_so(stec):
+    text, _, _ = written(stec)
+    assert "Accuracies of classes are on unaugmented test images" in text
+    assert (
+        re.findall("<dt>([^<]*action[^<]*)</dt>", text.partition("Setting</h2>")[0]) == ["right action, training"] * 2
+    )
 
 
 def test_the_page_asks_for_nothing_outside_of_it(stec):
@@ -79,7 +89,7 @@ def test_regression_of_quantile_bins_and_a_turn(runs):
     words = ("method=stec-byol", "epochs=1", "lambda_turn=0.5", "manipulation.action=colour+allocentric")
     bins = ("manipulation.readout=regression", "manipulation.bins=quantile", "manipulation.k=4")
     text, data, _ = written(runs("other", *words, *bins)[0].path)
-    assert "turn found" in text
+    assert "right turn, training" in text
     assert data["explorer"]["own"] == "allocentric"
     assert len(data["explorer"]["bins"]["paper"]["edges"][0]) == 3
     assert len(data["runs"][0]["pairs"][0]["placed"]) == 6
@@ -119,8 +129,9 @@ def test_what_is_left_of_a_run_is_shown(stec, tmp_path):
     assert any("Only the encoder" in note for note in missing)
     assert data["runs"][0]["map"] is not None
     assert data["runs"][0]["pairs"][0]["placed"] is None
-    (path / "encoder.safetensors").unlink()
     (path / "summary.json").unlink()
+    assert "The run has not finished: epoch 4 of 4 was its last, and there are no accuracies yet." in written(path)[0]
+    (path / "encoder.safetensors").unlink()
     (path / "metrics.jsonl").unlink()
     text, data, missing = written(path)
     assert any("has not finished" in note for note in missing)
@@ -143,6 +154,30 @@ def test_several_runs_share_a_page_and_their_pictures(stec, runs, tmp_path):
     twin = Path(shutil.copytree(stec, tmp_path / "other" / stec.name))
     _, data, _ = written(stec, twin, out=tmp_path / "both.html")
     assert len({run["name"] for run in data["runs"]}) == 2
+
+
+def test_settings_that_a_method_does_not_use_are_not_shown_as_its_own(stec, runs):
+    simclr = runs("beside", "method=simclr", "epochs=1")[0].path
+    text, data, _ = written(stec, simclr)
+    rows = dict(re.findall(r'<th scope="row">([^<]*)</th><td>[^<]*</td><td>([^<]*)</td>', text))
+    assert rows["method"] == "simclr"
+    assert {rows[key] for key in ("lambda_manip", "manipulation.action", "manipulation.readout")} == {"–"}
+    assert data["explorer"]["owner"] == "stec", "the explorer is that of the first run, whichever is chosen"
+
+
+def test_whose_collapse_it_is(stec, tmp_path):
+    path = Path(shutil.copytree(stec, tmp_path / "half"))
+    line = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    for ranks, words in {
+        (
+            12.7,
+            1.5,
+        ): "collapsed: all images look alike to the identity model (rank 12.7 of the features, 1.5 of the emb",
+        (1.2, 1.1): "collapsed: all images look alike (rank 1.2 of the features, 1.1 of the embeddings)",
+    }.items():
+        line |= dict(zip(("effective_rank", "embedding_rank"), ranks, strict=True))
+        (path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        assert words in written(path)[0]
 
 
 def test_names_cannot_break_the_page(runs, tmp_path):

@@ -37,7 +37,7 @@ def gather(path: Path, name: str, images: int, seed: int) -> Material:
     folder = RunFolder.open(path)
     config = folder.config()
     summary, metrics = folder.summary(), folder.metrics()
-    notes = [] if summary is not None else ["The run has not finished: there are no accuracies yet."]
+    notes = [] if summary is not None else [_unfinished(config, metrics)]
     sample = found = None
     try:
         views = Views(**dataclasses.asdict(config.views))
@@ -55,6 +55,11 @@ def gather(path: Path, name: str, images: int, seed: int) -> Material:
         except UserError as error:
             notes.append(f"No map and no inferred actions: {error}.")
     return Material(name, folder.recipe, config, summary or {}, metrics, sample, found, notes)
+
+
+def _unfinished(config: Config, metrics: list[dict[str, Any]]) -> str:
+    reached = f"epoch {metrics[-1]['epoch']:g} of {config.epochs:,} was its last, and " if metrics else ""
+    return f"The run has not finished: {reached}there are no accuracies yet."
 
 
 def has_manipulation(run: Material) -> bool:

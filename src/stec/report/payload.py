@@ -46,7 +46,7 @@ def payload(runs: list[Material]) -> dict[str, Any]:
             views = keep(atlas(torch.cat([views[:PAIRS] for views in shown[1:]]), PAIR_SIDE))
             entry |= {"pairs": pairs(run.sample, run.study), "sources": sources, "views": views}
         entries.append(entry)
-    explorer = _explorer(runs[0])
+    explorer = _explorer(runs[0]) | {"owner": runs[0].name if len(runs) > 1 else None}
     explorer["picture"] = keep(explorer["picture"])
     return clean({"runs": entries, "pictures": pictures, "explorer": explorer})
 

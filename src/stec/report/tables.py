@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Iterator
 from html import escape
 from typing import Any
@@ -20,12 +21,13 @@ FIGURES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "knn": ("nearest neighbours", _PERCENT),
     "linear_untrained": ("linear, untrained", _PERCENT),
     "linear_pixels": ("linear, pixels", _PERCENT),
-    "manipulation_accuracy": ("action in the right bin", lambda share: f"{100 * share:.1f} %"),
-    "turn_accuracy": ("turn found", lambda share: f"{100 * share:.1f} %"),
+    "manipulation_accuracy": ("right action, training", lambda share: f"{100 * share:.1f} %"),
+    "turn_accuracy": ("right turn, training", lambda share: f"{100 * share:.1f} %"),
     "views_per_second": ("views per second", "{:,}".format),
     "seconds": ("training", lambda s: f"{s:.0f} s" if s < 120 else f"{s / 60:.1f} min"),
     "peak_memory_bytes": ("peak memory", lambda n: f"{n / 2**30:.2f} GiB"),
 }
+_RANKS = {"effective_rank": "features", "embedding_rank": "embeddings"}
 HEADLINE = ("linear", "linear_online", "knn", "manipulation_accuracy", "seconds")
 PROVENANCE = ("device", "processes", "commit", "stec", "torch", "data_fingerprint")
 SETTING = (
@@ -70,13 +72,12 @@ def results(runs: list[Material]) -> str:
 
 def setting(runs: list[Material]) -> str:
     """The main settings; with several runs also every other one in which they differ."""
-    values = [dict(_flat(run.config)) for run in runs]
-    differing = [key for key in values[0] if len({str(v[key]) for v in values}) > 1]
-    psi = any(has_manipulation(run) for run in runs)
-    keys = [key for key in SETTING if key in differing or psi or not key.startswith(("manipulation.", "lambda_manip"))]
-    keys = [key for key in keys if any(v[key] is not None for v in values)]
+    values = [dict(_used(run)) for run in runs]
+    known = dict.fromkeys(key for v in values for key in v)
+    differing = [key for key in known if len({str(v[key]) for v in values if key in v}) > 1]
+    keys = [key for key in SETTING if any(v.get(key) is not None for v in values)]
     keys += [key for key in differing if key not in keys and key != "data.root"]
-    rows = [[key, *(_word(v[key]) for v in values)] for key in keys]
+    rows = [[key, *(_word(v.get(key)) for v in values)] for key in keys]
     listings = "".join(
         f"<details><summary>All settings of {escape(run.name)}</summary>"
         f'<pre tabindex="0">{escape(to_yaml(run.config))}</pre></details>'
@@ -126,7 +127,7 @@ def _matrix(component: Component) -> str:
     return (
         f'<figure class="matrix"><figcaption><b>{escape(component.name)}</b> '
         f"{component.accuracy:.0f} % in the right bin"
-        f'<span class="quiet">guessing {component.chance:.0f} %</span></figcaption>'
+        f'<span class="quiet">guessing {component.chance:.0f} %; {component.pairs:,} pairs</span></figcaption>'
         f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
         f'<p class="quiet">mean error {component.error:.2f}{best}, guessing {component.error_chance:.2f}</p></figure>'
     )
@@ -147,21 +148,23 @@ def centroids(run: Material) -> str:
         ]
         for space, found in spaces.items()
     ]
-    return table(["", "views from originals", "spread of originals", "ratio", "between classes"], rows)
+    images = f"{len(run.study.sample.index):,} {run.study.sample.split} images"
+    return table([images, "views from originals", "spread of originals", "ratio", "between classes"], rows)
 
 
 def verdict(runs: list[Material]) -> str:
     """Whether features and embeddings of the last logged batch have collapsed."""
     lines = []
     for run in runs:
-        ranks = [run.metrics[-1].get(key) for key in ("effective_rank", "embedding_rank")] if run.metrics else []
-        known = [rank for rank in ranks if rank is not None]
-        if known:
-            fine = min(known) >= COLLAPSED_RANK
-            text = "no sign of collapse" if fine else "collapsed: all images look alike"
-            numbers = " and ".join(f"{rank:.1f}" for rank in known)
-            kind = "" if fine else ' class="notes"'
-            lines.append(f"<p{kind}><b>{escape(run.name)}</b>: {text} (ranks {numbers} at the end).</p>")
+        last = run.metrics[-1] if run.metrics else {}
+        ranks = {of: last[key] for key, of in _RANKS.items() if math.isfinite(last.get(key, math.nan))}
+        if ranks:
+            collapsed = [of for of, rank in ranks.items() if rank < COLLAPSED_RANK]
+            whose = " to the identity model" if collapsed == ["embeddings"] else ""
+            text = f"collapsed: all images look alike{whose}" if collapsed else "no sign of collapse"
+            numbers = ", ".join(f"{rank:.1f} of the {of}" for of, rank in ranks.items())
+            kind = ' class="notes"' if collapsed else ""
+            lines.append(f"<p{kind}><b>{escape(run.name)}</b>: {text} (rank {numbers}).</p>")
     return "".join(lines)
 
 
@@ -183,6 +186,12 @@ def table(head: list[str], rows: list[list[str]], marked: Collection[int] = ()) 
         body.append(f'<tr{kind}><th scope="row">{escape(name)}</th>{inner}</tr>')
     table = f"<table><thead><tr>{columns}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     return f'<div class="scroll" tabindex="0">{table}</div>'
+
+
+def _used(run: Material) -> Iterator[tuple[str, Any]]:
+    """All settings, but those of a manipulation model that the method does not have."""
+    psi = has_manipulation(run)
+    return (item for item in _flat(run.config) if psi or not item[0].startswith(("manipulation.", "lambda_manip")))
 
 
 def _flat(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -44,7 +44,7 @@ const explorer = (() => {
         const strip = element("span", { class: "strip" }, ...data.bins[name].edges[i].concat(0).map(() => element("i")));
         return { output, strip, node: element("div", { class: "cell" }, element("small", {}, component), output, strip) };
       });
-      const own = name === data.own ? [element("em", {}, "this run infers this one")] : [];
+      const own = name === data.own ? [element("em", {}, `${data.owner || "this run"} infers this one`)] : [];
       return element("div", { class: "representation" },
         element("h3", {}, name, element("span", {}, FORMULAS[name]), ...own),
         element("div", { class: "cells" }, ...cells[name].map((cell) => cell.node)));
