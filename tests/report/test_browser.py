@@ -187,6 +187,44 @@ def test_a_curve_tells_its_values(visit):
     assert "at epoch 2" in chart.locator("output").inner_text()
 
 
+def test_a_curve_of_one_value_is_a_dot(visit):
+    page = visit("wide")
+    chart = page.locator(".chart", has_text="identity loss")
+    assert chart.locator(".curve.only").count() == 1
+    assert visit("stec").locator(".curve.only").count() == 0
+
+
+def test_small_numbers_are_not_rounded_away(visit):
+    page = visit("bare")
+    values = [0, 0.0002, -0.00051, 0.0123, 0.5, 2.345, 12.34, 123.4, 12345.6]
+    shown = ["0", "0.0002", "−0.00051", "0.012", "0.500", "2.35", "12.3", "123", "12,346"]
+    assert page.evaluate("values => values.map(drawing.number)", values) == shown
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_numbers_of_a_matrix_can_be_read(visit, scheme):
+    """At least 4.5 to 1, which WCAG asks of small text, whatever the share."""
+    page = visit("stec", color_scheme=scheme)
+    contrasts = page.evaluate(
+        """() => {
+            const numbers = (text) => text.match(/[0-9.]+/g).map(Number);
+            const linear = (v) => (v <= 0.04 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+            const light = (rgb) => rgb.map((v) => linear(v / 255))
+                .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+            const paper = numbers(getComputedStyle(document.body).backgroundColor);
+            const cell = document.querySelector(".matrix tbody td");
+            return [0, 0.3, 0.5, 0.6, 0.8, 1].map((share) => {
+                cell.style.setProperty("--share", share);
+                const style = getComputedStyle(cell), [r, g, b, alpha = 1] = numbers(style.backgroundColor);
+                const ground = [r, g, b].map((v, i) => alpha * v + (1 - alpha) * paper[i]);
+                const [low, high] = [light(ground), light(numbers(style.color))].sort((a, b) => a - b);
+                return (high + 0.05) / (low + 0.05);
+            });
+        }"""
+    )
+    assert min(contrasts) >= 4.5
+
+
 def test_a_run_is_chosen(visit):
     page = visit("both")
     assert page.locator(".matrix:visible").count() == 4

@@ -119,8 +119,7 @@ def _matrix(component: Component) -> str:
         for count in row:
             share = count / total if total else 0
             text = f"{100 * share:.0f}" if share >= 0.005 and k <= 12 else ""
-            strong = ' class="strong"' if share > 0.55 else ""
-            cells.append(f'<td{strong} style="--share:{share:.3f}" title="{count} of {total}">{text}</td>')
+            cells.append(f'<td style="--share:{share:.3f}" title="{count} of {total}">{text}</td>')
         rows.append(f'<tr{"" if total else " class=empty"}><th scope="row">{true}</th>{"".join(cells)}</tr>')
     head = "".join(f'<th scope="col">{i}</th>' for i in range(k))
     best = "" if component.error_bins is None else f", right bins {component.error_bins:.2f}"

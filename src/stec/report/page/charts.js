@@ -70,7 +70,8 @@ const charts = (() => {
         path += `${pen}${x(line.epoch[i]).toFixed(1)} ${y(value * factor).toFixed(1)}`;
         pen = "L";
       });
-      svg.append(shape("path", { class: "curve", d: path, style: `stroke:var(--run-${line.run % 6})` }));
+      const only = path.includes("L") ? "" : " only"; // a single value, which has to be a dot to be seen
+      svg.append(shape("path", { class: `curve${only}`, d: path + (only && "h0"), style: `stroke:var(--run-${line.run % 6})` }));
     }
     const cursor = shape("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
     svg.append(cursor);

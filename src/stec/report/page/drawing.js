@@ -97,6 +97,7 @@ const drawing = (() => {
   function number(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
+    if (size < 0.01) return `${+value.toPrecision(2)}`.replace("-", "−");
     const text = size >= 1000 ? Math.round(size).toLocaleString("en") : size.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
     return (value < 0 ? "−" : "") + text;
   }
