@@ -52,6 +52,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         patch.setitem(sys.modules, "umap", None)
         pages = {"both": write_report([stec, simclr], root / "both.html", 30)[0]}
         pages |= {path.name: write_report([path], None, 30)[0] for path in (stec, simclr, wide)}
+        pages["uneven"] = write_report([wide, stec], root / "uneven.html", 30)[0]
         shutil.move(root / "pictures", root / "elsewhere")
         pages["bare"] = write_report([bare], None, 30)[0]
     return pages
@@ -185,6 +186,19 @@ def test_a_curve_tells_its_values(visit):
     assert "at epoch 3.3" in chart.locator("output").inner_text()
     chart.locator("svg").hover()
     assert "at epoch 2" in chart.locator("output").inner_text()
+
+
+def test_values_at_an_epoch_are_those_of_the_runs_that_reached_it(visit):
+    page = visit("uneven")
+    chart = page.locator(".chart", has_text="identity loss")
+    loss = page.evaluate("report.data.runs[1].curves.identity.map(drawing.number)")
+    chart.locator("svg").hover(position={"x": chart.locator("svg").bounding_box()["width"] - 3, "y": 40})
+    assert chart.locator("output").inner_text().split() == ["–", loss[-1], "at", "epoch", "4"]
+    page.mouse.move(1, 1)
+    chart.locator("svg").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert chart.locator("output").inner_text().split() == ["–", loss[-2], "at", "epoch", "3.3"]
 
 
 def test_a_curve_of_one_value_is_a_dot(visit):

@@ -50,7 +50,7 @@ const charts = (() => {
     let [low, high] = [Math.min(...values), Math.max(...values)].map((value) => value * factor);
     if (low > 0 && low < 0.6 * high) low = 0;
     if (high - low < 1e-9 * Math.max(1, Math.abs(high))) [low, high] = [low - 0.5, high + 0.5];
-    const last = Math.max(...epochs);
+    const steps = [...new Set(epochs)].sort((a, b) => a - b), last = steps.at(-1);
     const x = (epoch) => LEFT + (epoch / last) * (WIDTH - LEFT - RIGHT);
     const y = (value) => TOP + ((high - value) / (high - low)) * (HEIGHT - TOP - BOTTOM);
 
@@ -79,16 +79,16 @@ const charts = (() => {
     const output = element("output");
     let shown = null;
     function show(epoch) {
-      shown = epoch;
-      cursor.setAttribute("visibility", epoch === null ? "hidden" : "visible");
+      shown = epoch === null ? null : steps[nearest(steps, epoch)];
+      cursor.setAttribute("visibility", shown === null ? "hidden" : "visible");
+      if (shown !== null) for (const end of ["x1", "x2"]) cursor.setAttribute(end, x(shown));
       const parts = series.map((line) => {
-        const target = epoch === null ? last : epoch;
-        const i = nearest(line.epoch, target);
-        if (epoch !== null) { cursor.setAttribute("x1", x(line.epoch[i])); cursor.setAttribute("x2", x(line.epoch[i])); }
-        const text = number(line.values[i] === null ? null : line.values[i] * factor);
+        const i = nearest(line.epoch, shown === null ? last : shown);
+        const known = line.values[i] !== null && (shown === null || shown <= line.epoch.at(-1));
+        const text = number(known ? line.values[i] * factor : null);
         return element("span", series.length > 1 ? { style: `color:var(--run-${line.run % 6})` } : {}, text);
       });
-      if (epoch !== null) parts.push(`at epoch ${+series[0].epoch[nearest(series[0].epoch, epoch)].toFixed(1)}`);
+      if (shown !== null) parts.push(`at epoch ${+shown.toFixed(1)}`);
       output.replaceChildren(...parts);
       svg.setAttribute("aria-label", `${title}: ${output.textContent}`);
     }
@@ -109,9 +109,8 @@ const charts = (() => {
       if (event.key === "Escape") show(null);
       if (!step) return;
       event.preventDefault();
-      const list = series[0].epoch;
-      const i = shown === null ? list.length - 1 : nearest(list, shown) + step;
-      show(list[Math.max(0, Math.min(list.length - 1, i))]);
+      const i = shown === null ? steps.length - 1 : steps.indexOf(shown) + step;
+      show(steps[Math.max(0, Math.min(steps.length - 1, i))]);
     });
     show(null);
     return element("figure", { class: "chart" }, element("figcaption", {}, element("h3", {}, title), output), svg,
