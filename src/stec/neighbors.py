@@ -153,9 +153,11 @@ def _printable(name: str) -> str:
 
 _STYLE = """
 body { font: 14px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fff; }
-section { display: flex; flex-wrap: wrap; gap: 14px; padding: 14px 0; border-top: 1px solid #ddd; }
-figure { margin: 0; width: 160px; }
-figure div { width: 160px; height: 160px; display: flex; align-items: center; justify-content: center; }
+section { display: grid; grid-template-columns: repeat(auto-fill, minmax(118px, 1fr)); gap: 14px; padding: 14px 0; }
+section { border-top: 1px solid #ddd; }
+figure { margin: 0; max-width: 160px; }
+figure div { aspect-ratio: 1; display: flex; align-items: center; justify-content: center; }
+img { max-width: 100%; max-height: 100%; }
 figure.query div { outline: 2px solid #222; outline-offset: 3px; }
 figcaption { overflow-wrap: anywhere; margin-top: 6px; }
 figcaption span { color: #666; }
@@ -170,7 +172,7 @@ def _page(answers: Sequence[Answer], folder: Path) -> str:
             figures.append(_figure(folder / name, name, f"{similarity:.3f}", "neighbour"))
         sections.append(f"<section>{''.join(figures)}</section>")
     title = f"Nearest images in {escape(_printable(folder.resolve().name))}"
-    about = "Every row: a query, then the images nearest to it, with the cosine similarity of their features."
+    about = "Framed, a query; after it the images nearest to it, with the cosine similarity of their features."
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>\n'
