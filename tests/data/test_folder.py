@@ -98,7 +98,7 @@ def test_a_flat_folder_trains_without_labels(tmp_path, write_image, inside, capl
     assert data.test is None
     assert data.classes == ()
     assert data.train.labels.tolist() == [-1] * 5
-    assert "training without labels and without a probe" in caplog.text
+    assert "has no class folders: there are no labels, and no probe" in caplog.text
 
 
 def test_images_beside_class_folders_have_no_label(class_folders, write_image):

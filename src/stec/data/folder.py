@@ -43,7 +43,7 @@ def open_folder(root: Path, size: int) -> Collection:
     train_folder, test_folders = _split_folders(root)
     train = list_images(train_folder)
     if not train.is_labelled:
-        logger.info("%s has no class folders: training without labels and without a probe", train_folder)
+        logger.info("%s has no class folders: there are no labels, and no probe", train_folder)
         return Collection(f"folder:{root}", _pictures(train, (), size), None, ())
     listings = [listing for listing in map(list_images, test_folders) if listing.is_labelled]
     if listings:
