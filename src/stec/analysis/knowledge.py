@@ -48,7 +48,7 @@ class Component:
     error_bins: float | None  # the same if every bin were right; None in a regression
     error_chance: float  # the same if the median were always inferred
     confusion: list[list[int]]  # [true bin][inferred bin]
-    by_value: list[dict[str, float]]  # groups of equally many pairs: true value from, to, and mean error
+    by_value: list[dict[str, float]]  # groups of equally many pairs: true value from, to, its median, and mean error
 
 
 @torch.no_grad()
@@ -130,6 +130,12 @@ def _component(reading: Reading, i: int) -> Component:
         error_chance=(true - true.median()).abs().mean().item(),
         confusion=confusion.tolist(),
         by_value=[
-            {"from": true[g].min().item(), "to": true[g].max().item(), "error": error[g].mean().item()} for g in groups
+            {
+                "from": true[g].min().item(),
+                "to": true[g].max().item(),
+                "median": true[g].median().item(),
+                "error": error[g].mean().item(),
+            }
+            for g in groups
         ],
     )

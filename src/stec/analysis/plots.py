@@ -115,10 +115,10 @@ def _actions(figure: Figure, study: Study) -> None:
         middle.plot([low, high], [low, high], color=LINE, lw=1, zorder=0)
         middle.scatter(true, guess, s=4, lw=0, color=FIRST, alpha=0.35, rasterized=True)
         middle.set(ylabel="inferred value", xlim=(low, high))
-        centres = [(group["from"] + group["to"]) / 2 for group in component.by_value]
-        below.plot(centres, [group["error"] for group in component.by_value], color=SECOND, lw=1.2, marker=".")
+        middles = [group["median"] for group in component.by_value]
+        below.plot(middles, [group["error"] for group in component.by_value], color=SECOND, lw=1.2, marker=".")
         below.axhline(component.error_chance, color=QUIET, lw=0.8, ls=":")
-        below.set(xlabel="true value", ylabel="mean error", xlim=(low, high), ylim=(0, None))
+        below.set(xlabel="true value (dotted: guessing)", ylabel="mean error", xlim=(low, high), ylim=(0, None))
 
 
 def _verbatim(name: str) -> str:
