@@ -101,7 +101,7 @@ def _actions(figure: Figure, study: Study) -> None:
         above.imshow(shares, cmap="Blues", vmin=0, vmax=100)
         for y, row in enumerate(shares):
             for x, share in enumerate(row):
-                if share >= 1 and reading.k <= 12:
+                if share >= 0.5 and reading.k <= 12:
                     above.text(x, y, f"{share:.0f}", ha="center", va="center", fontsize=7,
                                color="white" if share > 60 else INK)  # fmt: skip
         above.set(xlabel="inferred bin", ylabel="true bin", xticks=range(reading.k), yticks=range(reading.k))
