@@ -223,7 +223,7 @@ def test_costs_also_come_from_benchmarks(book, table1):
     assert cost == (pytest.approx(98_304_000 / 100_000 / 60), "NVIDIA H200", True)
 
 
-@pytest.mark.parametrize("name", ["figure-s1", "figure3a", "figure3b", "curves", "table1"])
+@pytest.mark.parametrize("name", ["figure-s1", "figure3a", "figure3b", "curves", "shapes-demo", "table1"])
 def test_figures_are_drawn_where_runs_exist(name, book, tmp_path):
     experiment = load_experiment(name)
     assert draw(measure(experiment, book), tmp_path / "figures") == []
@@ -239,7 +239,9 @@ def test_figures_are_drawn_where_runs_exist(name, book, tmp_path):
     assert sorted(files) == sorted((tmp_path / "figures").iterdir())
     for file in files:
         if file.suffix == ".png":
-            assert np.asarray(Image.open(file).convert("L")).std() > 5, "not empty"
+            pixels = np.asarray(Image.open(file).convert("L"))
+            assert pixels.std() > 5, "not empty"
+            assert (pixels[:, [0, -1]] == 255).all(), "no words are cut off"
         else:
             ElementTree.parse(file)
     before = {file: file.read_bytes() for file in files}
@@ -253,5 +255,7 @@ def test_the_bold_curve_is_the_mean_of_the_runs(table1):
     assert epochs == runs[0].curve["epoch"]
     plain = np.mean([run.curve["identity"] for run in runs], axis=0)
     half = SMOOTH // 2
-    slow = [plain[max(0, i - half) : i + half + 1].mean() for i in range(len(plain))]
+    reach = [min(half, i, len(plain) - 1 - i) for i in range(len(plain))]
+    slow = [plain[i - r : i + r + 1].mean() for i, r in enumerate(reach)]
     assert mean == pytest.approx(slow)
+    assert (mean[0], mean[-1]) == pytest.approx((plain[0], plain[-1])), "where runs begin and end is not smoothed away"

@@ -24,6 +24,7 @@ CURVES = (
     ("identity_accuracy", "identity accuracy"),
 )
 BESIDE = 0.18  # how far from its runs a mean stands
+WIDE = 4.8  # inches, which hold the explanation in one line
 SMOOTH = 5  # points of a learning curve over which the bold line is averaged
 
 
@@ -132,7 +133,7 @@ def _curves(group: Group) -> Any:
         panel.set_xlabel("epoch")
         panel.set_ylabel(name)
         panel.legend(fontsize=7, frameon=False)
-    figure.suptitle(f"{group.column}: training set, mean of the runs bold", fontsize=9)
+    figure.suptitle(f"{group.column}: training set, smoothed mean of the runs bold", fontsize=9)
     return figure
 
 
@@ -140,15 +141,14 @@ _FIGURES: dict[str, Callable[[Measured, Sequence[Group]], Any]] = {"points": _po
 
 
 def mean_curve(runs: Sequence[Run], key: str) -> tuple[list[float], list[float]]:
-    """Epochs and the mean over runs, averaged over SMOOTH neighbours (fewer at the ends)."""
+    """Epochs and the mean over runs, averaged over SMOOTH neighbours: fewer towards the ends, as many on each side."""
     import numpy as np
 
     epochs = np.array(max((run.curve["epoch"] for run in runs), key=len))
     curves = [np.interp(epochs, run.curve["epoch"], run.curve[key]) for run in runs]
     mean = np.mean(curves, axis=0)
-    window = np.ones(SMOOTH)
-    smooth = np.convolve(mean, window, "same") / np.convolve(np.ones_like(mean), window, "same")
-    return epochs.tolist(), smooth.tolist()
+    reach = [min(SMOOTH // 2, i, len(mean) - 1 - i) for i in range(len(mean))]
+    return epochs.tolist(), [float(mean[i - r : i + r + 1].mean()) for i, r in enumerate(reach)]
 
 
 def _spread(panel: Any, x: float, line: Line, metric: str, colour: str) -> None:
@@ -170,7 +170,8 @@ def _published(line: Line, metric: str) -> Any:
 def _explain(figure: Any, panels: Sequence[Any], published: bool) -> None:
     parts = ["points: runs", "bars: mean and 95 % interval (n > 1)"]
     parts += ["diamonds: published mean (and std)"] if published else []
-    figure.supxlabel("; ".join(parts), fontsize=7, color=QUIET)
+    between = "; " if figure.get_figwidth() >= WIDE else "\n"
+    figure.supxlabel(between.join(parts), fontsize=7, color=QUIET)
     for panel in panels:
         panel.margins(y=0.15)
 
