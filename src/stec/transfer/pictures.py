@@ -44,12 +44,14 @@ def draw(scenes: Scenes, found: list[Boxes] | torch.Tensor, classes: tuple[str, 
         classes: their names, the background first.
     """
     cells = []
+    shown: set[int] = set()  # classes in any mask
     for i, (h, w) in enumerate(scenes.shapes()):
         image = Image.fromarray(scenes.images[i, :, :h, :w].permute(1, 2, 0).cpu().numpy())
         if isinstance(found, torch.Tensor):
             assert scenes.masks is not None
             masks = [values[i, :h, :w].cpu().numpy().astype(np.uint8) for values in (scenes.masks, found)]
             pair = [_tint(image, mask, len(classes)) for mask in masks]
+            shown |= {int(label) for mask in masks for label in np.unique(mask)} - {0, VOID}
         else:
             n = int(scenes.counts[i])
             marked = [(box, label, "") for box, label in zip(scenes.boxes[i, :n], scenes.labels[i, :n], strict=True)]
@@ -60,7 +62,9 @@ def draw(scenes: Scenes, found: list[Boxes] | torch.Tensor, classes: tuple[str, 
             ]
             pair = [_frame(image, boxes, classes) for boxes in (marked, good)]
         cells.append(pair)
-    return _lay_out(cells)
+    captions = ("marked", "found" if isinstance(found, torch.Tensor) else f"found, scored at least {100 * _LEAST:.0f}")
+    legend = {classes[label]: _colour(label, len(classes)) for label in sorted(shown)}
+    return _lay_out(cells, captions, legend)
 
 
 def _colour(label: int, classes: int) -> tuple[int, int, int]:
@@ -101,18 +105,32 @@ def _frame(
     return large
 
 
-def _lay_out(cells: list[list[Image.Image]]) -> Image.Image:
-    """Pairs side by side, with a line above that says which is which."""
+def _lay_out(
+    cells: list[list[Image.Image]], captions: tuple[str, str], legend: dict[str, tuple[int, int, int]]
+) -> Image.Image:
+    """Pairs side by side, with a line above that says which is which, and below, where needed, what colours mean."""
     across = min(_ACROSS, len(cells))
     down = -(-len(cells) // across)
     wide, high = 2 * _SIDE + _GAP, _SIDE + _GAP
-    sheet = Image.new("RGB", (across * (wide + 3 * _GAP) + _GAP, _CAPTION + down * high + _GAP), _PAPER)
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    width, bottom = across * (wide + 3 * _GAP) + _GAP, _CAPTION + down * high
+    font = ImageFont.load_default(12)
+    places, x, y = [], _GAP, bottom
+    for name in legend:
+        long = _CAPTION + round(font.getlength(name)) + 2 * _GAP
+        if x > _GAP and x + long > width:
+            x, y = _GAP, y + _CAPTION
+        places.append((x, y))
+        x += long
+    sheet = Image.new("RGB", (width, (y + _CAPTION if legend else y) + _GAP), _PAPER)
+    pen = ImageDraw.Draw(sheet)
     for i, pair in enumerate(cells):
         row, column = divmod(i, across)
         for k, picture in enumerate(pair):
             x = _GAP + column * (wide + 3 * _GAP) + k * (_SIDE + _GAP)
             sheet.paste(picture, (x, _CAPTION + row * high))
             if row == 0:
-                pen.text((x, 2), ("marked", "found")[k], fill=_INK, font=font)
+                pen.text((x, 2), captions[k], fill=_INK, font=font)
+    for (x, y), (name, colour) in zip(places, legend.items(), strict=True):
+        pen.rectangle((x, y + 3, x + 11, y + 14), fill=colour)
+        pen.text((x + _CAPTION - 2, y + 1), name, fill=_INK, font=font)
     return sheet
