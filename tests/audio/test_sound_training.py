@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -342,6 +343,7 @@ def test_figures_and_the_page_show_what_the_probe_measured(finished, stec, monke
     page = Path("page.html").read_text()
     assert f"{summary['phones']:.1f} %" in page
     assert page.count("<svg") == 3
+    assert len(re.findall(f"<h[12]>{folder.path.name}<", page)) == 1
     assert "src=" not in page, "it asks for nothing else"
     shutil.rmtree(folder.path / "analysis")
     code, _, err = stec("probe", str(folder.path))

@@ -66,13 +66,14 @@ def write_page(studies: list[Study], paths: list[Path], out: Path | None) -> Pat
     if out.is_dir() or not out.parent.is_dir():
         raise UserError(f"{out} cannot be written: name a file in a folder that exists")
     title = studies[0].name if len(studies) == 1 else f"{len(studies)} runs on sound"
-    body = "".join(_section(study) for study in studies)
+    several = len(studies) > 1
+    body = "".join(_section(study, f"<h2>{escape(study.name)}</h2>" if several else "") for study in studies)
     with replacing(out) as part:
         part.write_text(_PAGE.format(title=escape(title), body=body), encoding="utf-8")
     return out
 
 
-def _section(study: Study) -> str:
+def _section(study: Study, heading: str) -> str:
     rows = "".join(_row(study, suffix, text) for suffix, text in BASELINES.items())
     summary, config = study.summary, study.config
     about = (
@@ -85,7 +86,7 @@ def _section(study: Study) -> str:
     )
     table = f"<table><tr><th>linear accuracy</th><th>phones</th><th>speakers</th></tr>{rows}</table>"
     setting = f"<details><summary>All settings</summary><pre>{escape(to_yaml(config))}</pre></details>"
-    return f"<section><h2>{escape(study.name)}</h2><p>{escape(about)}</p>{table}{pictures}{setting}</section>"
+    return f"<section>{heading}<p>{escape(about)}</p>{table}{pictures}{setting}</section>"
 
 
 def _row(study: Study, suffix: str, text: str) -> str:
