@@ -62,9 +62,11 @@ const drawing = (() => {
     context.closePath();
     context.setLineDash([]);
     context.lineJoin = "round";
-    context.strokeStyle = "rgb(255 255 255 / 0.5)";
+    context.strokeStyle = colour("paper");
+    context.globalAlpha = 0.5;
     context.lineWidth = 3.2;
     context.stroke();
+    context.globalAlpha = 1;
     context.setLineDash(dash);
     context.strokeStyle = context.fillStyle = stroke;
     context.lineWidth = 2;
