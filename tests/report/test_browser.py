@@ -199,6 +199,7 @@ def test_values_at_an_epoch_are_those_of_the_runs_that_reached_it(visit):
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     assert chart.locator("output").inner_text().split() == ["–", loss[-2], "at", "epoch", "3.3"]
+    assert chart.locator("svg").get_attribute("aria-label") == f"identity loss: wide –, stec {loss[-2]}, at epoch 3.3"
 
 
 def test_a_curve_of_one_value_is_a_dot(visit):

@@ -82,15 +82,16 @@ const charts = (() => {
       shown = epoch === null ? null : steps[nearest(steps, epoch)];
       cursor.setAttribute("visibility", shown === null ? "hidden" : "visible");
       if (shown !== null) for (const end of ["x1", "x2"]) cursor.setAttribute(end, x(shown));
-      const parts = series.map((line) => {
+      const texts = series.map((line) => {
         const i = nearest(line.epoch, shown === null ? last : shown);
         const known = line.values[i] !== null && (shown === null || shown <= line.epoch.at(-1));
-        const text = number(known ? line.values[i] * factor : null);
-        return element("span", series.length > 1 ? { style: `color:var(--run-${line.run % 6})` } : {}, text);
+        return number(known ? line.values[i] * factor : null);
       });
-      if (shown !== null) parts.push(`at epoch ${+shown.toFixed(1)}`);
-      output.replaceChildren(...parts);
-      svg.setAttribute("aria-label", `${title}: ${output.textContent}`);
+      const when = shown === null ? [] : [`at epoch ${+shown.toFixed(1)}`], several = series.length > 1;
+      output.replaceChildren(...texts.map((text, i) =>
+        element("span", several ? { style: `color:var(--run-${series[i].run % 6})` } : {}, text)), ...when);
+      const spoken = texts.map((text, i) => (several ? `${series[i].name} ${text}` : text));
+      svg.setAttribute("aria-label", `${title}: ${[...spoken, ...when].join(", ")}`);
     }
     function nearest(list, target) {
       let best = 0;
@@ -120,7 +121,7 @@ const charts = (() => {
   function group(place, kinds, runs) {
     for (const [key, [title, about, factor = 1]] of Object.entries(kinds)) {
       const series = runs
-        .map(({ curves }, run) => ({ run, epoch: curves.epoch || [], values: curves[key] || [] }))
+        .map(({ name, curves }, run) => ({ run, name, epoch: curves.epoch || [], values: curves[key] || [] }))
         .filter((line) => line.values.some((value) => value !== null));
       if (series.length) place.append(chart(title, about, factor, series));
     }
