@@ -18,17 +18,16 @@ from stec.experiments.tables import Table, not_run, provenance_of, table_of
 
 
 def show_measured(console: Console, measured: Measured) -> None:
-    """Published beside measured where anything has been run, and one line on the rest."""
+    """Published beside measured where anything has been run, and one line on the rest; all of it if nothing has."""
     console.print(Text(measured.experiment.about, style="bold"))
-    for group in measured.groups:
-        if not group.runs:
-            continue
+    ran = [group for group in measured.groups if group.runs]
+    for group in ran or measured.groups:
         console.print()
         if group.column:
             console.print(Text(group.column, style="bold"))
         _print(console, table_of(group))
     console.print()
-    if absent := not_run(measured):
+    if ran and (absent := not_run(measured)):
         console.print(Text(f"{absent}\n"))
     for note in measured.experiment.notes:
         console.print(Text(f"- {' '.join(note.split())}", style="dim"))
