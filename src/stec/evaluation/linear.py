@@ -138,9 +138,12 @@ def _choose_penalty(features: Tensor, labels: Tensor, classes: int) -> tuple[flo
 
 
 def _minimise(
-    features: Tensor, labels: Tensor, penalty: float, start: _Classifier, iterations: int = 50
+    features: Tensor, labels: Tensor, penalty: float, start: _Classifier, iterations: int = 300
 ) -> _Classifier:
-    """The minimum, by L-BFGS from `start`, of the mean cross-entropy + penalty / 2 * |W|^2."""
+    """The minimum, by L-BFGS from `start`, of the mean cross-entropy + penalty / 2 * |W|^2.
+
+    Features that are much alike take hundreds of steps: stopped early, a weak penalty seems worse than it is.
+    """
     weight, bias = start.weight.clone(), start.bias.clone()
     optimizer = torch.optim.LBFGS(
         [weight, bias],
