@@ -93,6 +93,18 @@ def test_it_is_frozen_until_told_otherwise(run):
     assert all(parameter.grad is not None for parameter in encoder.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_any_precision_will_do(run, dtype):
+    encoder, parts = stec.load(run), images().double() / 255  # as of a NumPy array that was divided by 255
+    torch.testing.assert_close(encoder(parts.to(dtype)), encoder(parts.float()), atol=2e-3, rtol=2e-3)
+    assert stec.Views(size=16)(parts.to(dtype)).first.dtype == torch.float32
+
+
+def test_whole_numbers_other_than_bytes_are_refused(run):
+    with pytest.raises(UserError, match=r"images are int64, expected uint8, or float in \[0, 1\]"):
+        stec.load(run)(images().long())
+
+
 def test_images_of_another_shape_are_refused(run):
     with pytest.raises(UserError, match=r"\(3, 8, 8\), expected \(B, 3, H, W\)"):
         stec.load(run)(torch.zeros(3, 8, 8))

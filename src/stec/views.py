@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stec import pixels
 from stec.actions import EfferenceCopy, Glimpse
+from stec.errors import UserError
 from stec.turn import every_turn
 
 CPU_PIXELS = 192 * 32 * 32  # that a CPU works on at a time: more would leave its cache, and have memory given back
@@ -250,6 +251,12 @@ class Views(nn.Module):
             return self._look(images, crop, sizes, mirrored)
 
     def _look(self, images: Tensor, crop: Tensor, source: Tensor, mirrored: Tensor) -> Tensor:
+        if images.dtype != torch.uint8:
+            if not images.is_floating_point():
+                raise UserError(
+                    f"images are {str(images.dtype).removeprefix('torch.')}, expected uint8, or float in [0, 1]"
+                )
+            images = images.float()
         top, left, height, width = crop.unbind(1)
         vertical, horizontal = images.shape[-2] / source[:, 0], images.shape[-1] / source[:, 1]
         stored = torch.stack([top * vertical, left * horizontal, height * vertical, width * horizontal], dim=1)
