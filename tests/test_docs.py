@@ -16,7 +16,9 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 import pytest
@@ -107,6 +109,15 @@ def test_the_collector_sees_what_is_there():
     for wrong in ("<!-- test: not run -->", "<!-- test: perhaps -->", "```\nstec a\n```\n", "```sh\nstec a\n```\n"):
         with pytest.raises(AssertionError):
             blocks(wrong)
+
+
+def test_everything_in_the_reference_can_be_imported_from_where_it_says():
+    """From the module that the heading names, else from `stec`."""
+    for section in (ROOT / "docs/api.md").read_text().split("\n## ")[1:]:
+        home = import_module(next(iter(re.findall(r"`(\S+)`", section.splitlines()[0])), "stec"))
+        for path in re.findall(r"^::: (\S+)", section, re.MULTILINE):
+            found = resolve_name(path)
+            assert found is home or found is getattr(home, path.rpartition(".")[2]), (path, home)
 
 
 def test_the_site_builds_without_warnings(tmp_path):
