@@ -30,7 +30,8 @@ from stec.networks.encoders import create_encoder
 
 SPEED = Path(__file__).parents[1] / "results" / "speed"
 
-# Measured: a step of ResNet-18 at 32 px with 2,048 views on one H200 (docs/speed.md), in seconds per view.
+# Measured: a step of ResNet-18 at 32 px with 2,048 views on one H200, in seconds per view, before batch norms had
+# kernels of their own. Today's step (docs/speed.md) would predict more for ResNet-50 than is measured.
 CONVOLUTIONS, ELEMENTWISE, VIEWS, REST = (milliseconds / 1e3 / 2048 for milliseconds in (11.9, 8.2, 0.2, 0.7))
 CHECKS = (("resnet50-cifar", 32, 27_131), ("resnet50", 224, 7_672))  # measured as well, and not used by the model
 
