@@ -89,6 +89,14 @@ def test_pairs_from_a_loader_train_it_and_its_encoder_is_a_file(images, tmp_path
     torch.testing.assert_close(encoder(images), module.method.encoder(module.views.plain(images)))
 
 
+@pytest.mark.parametrize("transform", [lambda image: image, stec.transforms.PairWithAction(size=32)])
+def test_images_or_pairs_may_come_with_labels_and_names(images, transform):
+    """As lightly's data sets have them, and torchvision's without names."""
+    named = [(transform(image), 0, f"{i}.png") for i, image in enumerate(images)]
+    trainer = fit(LitStec(stec.config.load("default", WORDS)), DataLoader(named, batch_size=16), epochs=1)
+    assert trainer.global_step == 2
+
+
 def test_without_lightning_one_line_names_the_extra(monkeypatch):
     for name in ("lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stec.actions import EfferenceCopy
 from stec.config import Config
 from stec.encoder import Description
 from stec.errors import UserError
@@ -33,8 +34,8 @@ LightningModule: Any = _find()
 class LitStec(LightningModule):
     """Views, method, optimizer and schedule of a config; data, devices and epochs are the trainer's.
 
-    A batch is a tensor of images (B, 3, H, W), uint8 or in [0, 1], alone or first in a tuple, of which two views are
-    made on the device that trains; or it is what a `DataLoader` makes of `stec.transforms.PairWithAction`.
+    A batch is a tensor of images (B, 3, H, W), uint8 or in [0, 1], of which two views are made on the device that
+    trains; or it is what a `DataLoader` makes of `stec.transforms.PairWithAction`. Either alone, or first in a tuple.
 
     Args:
         config: As `stec.config.load` makes it. The rate is scaled by its `batch_size`, the images per step over all
@@ -61,9 +62,9 @@ class LitStec(LightningModule):
     def _act(self, batch: Any) -> ViewBatch:
         if isinstance(batch, Tensor):
             return self.views(batch)
-        if len(batch) == 3 and not isinstance(batch[2], Tensor):  # x, x' and their copy
+        if len(batch) == 3 and isinstance(batch[2], EfferenceCopy):
             return ViewBatch(torch.cat([batch[0], batch[1]]), batch[2])
-        return self.views(batch[0])
+        return self._act(batch[0])  # and labels, or names
 
     def optimizer_step(self, *step: Any, **named: Any) -> None:
         """Takes it, once for all batches whose gradients are accumulated; then targets and queues follow."""
