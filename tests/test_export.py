@@ -147,6 +147,7 @@ def test_impossible_combinations_are_refused_and_nothing_is_written(tmp_path):
     refused(lively("timm:resnet10t"), "torchvision", "e.safetensors", "torchvision has no model .* --to timm")
     for option in (
         "global_pool=avg",
+        "class_token=false,global_pool=avg",
         "reg_tokens=2",
         "qk_norm=true",
         "init_values=0.5",

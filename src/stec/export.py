@@ -232,9 +232,9 @@ def _transformer(encoder: Encoder) -> tuple[dict[str, int], dict[str, Tensor]]:
     }
     weights = {_renamed(name): weight for name, weight in model.state_dict().items()}
     places = weights["encoder.pos_embedding"]  # of the size that it was built for, which it resamples for another
-    weights["encoder.pos_embedding"] = resample_abs_pos_embed(places, [size // patch] * 2, num_prefix_tokens=1)
     images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     try:
+        weights["encoder.pos_embedding"] = resample_abs_pos_embed(places, [size // patch] * 2, num_prefix_tokens=1)
         there = torchvision.models.VisionTransformer(**arguments).eval()
         there.heads = torch.nn.Identity()
         there.load_state_dict(weights)
