@@ -174,3 +174,9 @@ def test_wrong_recipes_are_named(tmp_path):
         path.write_text(text)
         with pytest.raises(UserError, match=message):
             load(str(path))
+
+
+def test_an_optimizer_that_sound_would_not_use_is_refused():
+    with pytest.raises(UserError, match=r"optimizer.name: sound is always trained with Adam"):
+        load("audio/cpc", ["optimizer.name=adamw"])
+    assert load("audio/cpc", ["optimizer.rate=0.002"]).optimizer.rate == 0.002

@@ -191,8 +191,12 @@ def recipe_names(of: str = "") -> list[str]:
 def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
     """A recipe (its name, or the path of a YAML file) with `key=value` words laid over it."""
     config: Config = load_as(Config, recipe, words)
+    given = _dotlist(words)
+    for key in ("name", "momentum", "trust") if config.method in SOUND else ():
+        if key in given.get("optimizer", {}):
+            raise UserError(f"optimizer.{key}: sound is always trained with Adam, which has rate and weight_decay")
     for group in foreign_groups(config):
-        if group in _dotlist(words):
+        if group in given:
             data = "sound" if config.method in SOUND else "images"
             raise UserError(f"{group}: method={config.method} learns from {data}, for which these keys mean nothing")
     check_values(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -21,13 +22,14 @@ Kept = tuple[ArrayPictures, tuple[str, ...]]  # the images, and the names of tho
 def cached(pictures: FilePictures, size: int, folder: Path, workers: int) -> Kept:
     """The same images from an array in `folder`, which is filled first where it does not hold them yet.
 
-    The array belongs to the names, lengths, times and labels of the files and to the size: when they change, another is
-    made. Of several processes that need it at once, one fills it and the others wait.
+    The array belongs to the folder, the names, lengths, times and labels of its files, and the size: when they change,
+    another is made. Of several processes that need it at once, one fills it and the others wait.
 
     Returns:
         The images, and the names of those that could not be read and are left out.
     """
-    digest = hashlib.sha256(str(size).encode())
+    # The folder too: where pictures are not compressed, train and test may have the same names and lengths.
+    digest = hashlib.sha256(b"%d\0%s\0" % (size, os.path.abspath(pictures.root)))
     for piece in pictures.content(dated=True):
         digest.update(piece)
     name = digest.hexdigest()[:16]
