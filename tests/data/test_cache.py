@@ -71,6 +71,17 @@ def test_other_pixels_in_as_many_bytes_make_another_cache(tmp_path):
     assert seen == [[10], [20], [30]]
 
 
+def test_splits_whose_files_have_the_same_names_and_lengths_are_kept_apart(tmp_path, write_image):
+    for split, height, width in (("train", 8, 12), ("test", 12, 8)):
+        for name in ("ant/0.bmp", "bee/0.bmp"):  # not compressed
+            write_image(tmp_path / "set" / split / name, height, width)
+            os.utime(tmp_path / "set" / split / name, (0, 0))  # as an archive may have left them
+    plain = everything(load(config(tmp_path / "set", None), CPU))
+    kept = everything(load(config(tmp_path / "set", tmp_path / "cache"), CPU))
+    assert torch.equal(kept[0].images, plain[0].images)
+    assert torch.equal(kept[1].images, plain[1].images), "not those of the other split"
+
+
 def test_unreadable_images_are_named_each_time(tmp_path, write_image):
     for i in range(150):
         write_image(tmp_path / "flat" / f"{i:03d}.png")
