@@ -30,7 +30,7 @@ def test_pictures_of_any_mode_are_seen_as_rgb(mode):
     picture = Image.new(mode, (40, 30), white)
     if mode == "P":
         picture.putpalette([255] * 768)
-    first, second, copy = stec.transforms.PairWithAction(size=16, jitter_probability=0)(picture)
+    first, second, copy = stec.transforms.PairWithAction(size=16, jitter_probability=0, grey=0)(picture)
     assert first.shape == second.shape == (3, 16, 16)
     torch.testing.assert_close(first, torch.ones(3, 16, 16))
     assert copy.first.source.tolist() == [30, 40]

@@ -256,7 +256,7 @@ class Views(nn.Module):
                 raise UserError(
                     f"images are {str(images.dtype).removeprefix('torch.')}, expected uint8, or float in [0, 1]"
                 )
-            images = images.float()
+            images = images.to(crop.dtype)
         top, left, height, width = crop.unbind(1)
         vertical, horizontal = images.shape[-2] / source[:, 0], images.shape[-1] / source[:, 1]
         stored = torch.stack([top * vertical, left * horizontal, height * vertical, width * horizontal], dim=1)
