@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from served import serve
+from tar_files import write_shards
 
 ImageWriter = Callable[..., Path]
 
@@ -44,3 +46,15 @@ def samples() -> Path:
     if not folder.is_dir():
         pytest.skip("no real sample files: set STEC_FIXTURES to their folder")
     return folder
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return write_shards(tmp_path / "shards")
+
+
+@pytest.fixture
+def pattern(shards):
+    with serve(shards) as (address, server):
+        server.pattern = f"{address}/train-{{000000..000005}}.tar"
+        yield server
