@@ -244,3 +244,15 @@ def test_a_run_is_resumed_on_other_devices_with_all_else_as_it_was(stec, tmp_pat
     stec("pretrain", "--resume", str(folder.path), "devices=4", "device=cpu", "strategy=fsdp")
     assert seen == [dataclasses.replace(folder.config(), devices=4, device="cpu", strategy="fsdp")]
     assert seen[0].seed == 7
+
+
+def test_a_signal_to_a_process_that_is_ending_says_nothing():
+    """As torchrun sends one to those that are left."""
+    code = (
+        "import atexit, os, signal, sys; from stec import cli\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "sys.argv = ['stec', 'methods']; cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "stec-byol" in done.stdout
+    assert done.stderr == ""

@@ -257,7 +257,7 @@ def main() -> None:
         logging.getLogger(f"{chatty}.utilities.distributed").setLevel(logging.WARNING)
     # The compiler suggests TensorFloat32, and tells of its own decisions; crops and logits are kept exact on purpose.
     warnings.filterwarnings("ignore", module=r"torch\._inductor")
-    signal.signal(signal.SIGTERM, _terminate)
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
     except UserError as error:
@@ -273,6 +273,8 @@ def main() -> None:
         if line is None:
             raise
         _end(line, 2)
+    finally:
+        signal.signal(signal.SIGTERM, before)  # while the interpreter ends, an exception would be a traceback
 
 
 def _end(line: str, code: int) -> NoReturn:
