@@ -97,6 +97,6 @@ def disk(tmp_path):
     path = tmp_path / "disk"
     path.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", path], capture_output=True).returncode:
-        pytest.skip("may not mount a small disk here; the limit on file sizes is tested all the same")
+        pytest.skip("may not mount a small disk here, which takes the rights of root")
     yield path
     subprocess.run(["umount", "-l", path], check=True)
