@@ -12,6 +12,7 @@ import torch
 from stec.config import DataConfig
 from stec.data import load
 from stec.data.arrays import open_arrays
+from stec.data.pictures import ArrayPictures, read_block
 from stec.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 6, 6, 3), np.uint8)
@@ -58,6 +59,21 @@ def test_other_sizes_are_squashed(root):
     assert batch.images[0].unique().tolist() == [0]
     assert (batch.images[1, :, :, 0] == 90).all()
     assert (batch.images[1, :, :, 3] == 30).all()
+
+
+@pytest.mark.parametrize("sizes", [None, np.array([[5, 9], [8, 8], [20, 3], [1, 2]])])
+def test_images_read_together_are_those_read_one_by_one(tmp_path, sizes):
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), np.uint8))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    pictures = ArrayPictures(mapped, torch.zeros(4, dtype=torch.int64), 8, sizes)
+    block = read_block(pictures, [3, 0, 2], 8, replace=True)
+    singles = [pictures.read(index) for index in (3, 0, 2)]
+    assert block.indices.tolist() == [3, 0, 2]
+    assert not block.failures
+    assert block.sizes.dtype == torch.float32
+    assert block.sizes.tolist() == [[one.height, one.width] for one in singles]
+    assert block.images.is_contiguous()
+    assert block.images.tolist() == [one.pixels.transpose(2, 0, 1).tolist() for one in singles]
 
 
 def test_without_class_names_numbers_serve(root):

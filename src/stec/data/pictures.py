@@ -76,6 +76,15 @@ class ArrayPictures:
             return Picture(pixels, height, width)
         return squash(Image.fromarray(np.ascontiguousarray(pixels)), self.size)
 
+    def read_together(self, indices: Iterable[int]) -> Block | None:
+        """The images in one copy, many times as fast as one by one; None where they have yet to be squashed."""
+        if self.array.shape[1:3] != (self.size, self.size):
+            return None
+        rows = np.fromiter(indices, np.int64)
+        sizes = np.full((len(rows), 2), self.size) if self.sizes is None else self.sizes[rows]
+        images = np.ascontiguousarray(self.array[rows].transpose(0, 3, 1, 2))
+        return Block(torch.from_numpy(images), torch.tensor(sizes, dtype=torch.float32), torch.from_numpy(rows), ())
+
     def name(self, index: int) -> str:
         """The place in the array."""
         return f"image {index}"
@@ -193,6 +202,8 @@ def read_block(pictures: Pictures, indices: Iterable[int], size: int, replace: b
 
     Replacing gives up after more failures in a row than `check_failures` allows; the image is then left out.
     """
+    if isinstance(pictures, ArrayPictures) and (block := pictures.read_together(indices)) is not None:
+        return block
     images, sizes, used, failures = [], [], [], []
     attempts = allowed_failures(len(pictures)) + 1 if replace else 1
     for wanted in indices:
