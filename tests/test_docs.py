@@ -10,6 +10,7 @@ A comment in front of a block says what a reader need not see:
 
 from __future__ import annotations
 
+import doctest
 import os
 import re
 import shlex
@@ -120,6 +121,13 @@ def test_everything_in_the_reference_can_be_imported_from_where_it_says():
             assert found is home or found is getattr(home, path.rpartition(".")[2]), (path, home)
 
 
+def test_the_examples_in_the_reference_run():
+    modules = {path.rpartition(".")[0] for path in re.findall(r"^::: (\S+)", (ROOT / "docs/api.md").read_text(), re.M)}
+    tried = [doctest.testmod(import_module(name)) for name in sorted(modules - {"stec"})]
+    assert sum(result.attempted for result in tried) > 10
+    assert not any(result.failed for result in tried)
+
+
 def test_the_site_builds_without_warnings(tmp_path):
     """Strict: a link or an anchor that leads nowhere, or a page that is in no menu, is an error."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
@@ -131,6 +139,8 @@ def test_the_site_builds_without_warnings(tmp_path):
     assert (tmp_path / "site/results/runs.jsonl").is_file()
     reference = (tmp_path / "site/api/index.html").read_text()
     assert "Makes two random views of every image and reports how" in reference
+    assert "minutes between two checkpoints" in reference, "comments beside the fields of a class"
+    assert "&gt;&gt;&gt;" in reference, "examples are code"
     for page in PAGES:
         name = page.relative_to(ROOT / "docs").with_suffix("")
         assert (tmp_path / "site" / ("" if name.name == "index" else name) / "index.html").is_file(), name

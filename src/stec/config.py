@@ -46,16 +46,14 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ViewsConfig:
-    """How views are made (method: order and ranges of the augmentations)."""
+    """How views are made."""
 
     size: int = 32  # side of a view in pixels
     area: tuple[float, float] = (0.08, 1.0)  # of the crop, relative to the image
     aspect: tuple[float, float] = (3 / 4, 4 / 3)  # width over height of the crop, log-uniform
     mirror: float = 0.5  # probability
-    jitter: tuple[float, float] = (
-        0.4,
-        0.1,
-    )  # u: brightness, contrast and saturation in 1 +- u; v: hue in +- v
+    # u: brightness, contrast and saturation in 1 +- u; v: hue in +- v
+    jitter: tuple[float, float] = (0.4, 0.1)
     jitter_probability: float = 0.8
     grey: float = 0.2  # probability
     blur: float = 0.0  # probability

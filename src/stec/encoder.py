@@ -81,13 +81,13 @@ class Encoder(nn.Module):
         """`features`."""
         return self.features(images, sizes)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Writes a file that `load` reads."""
-        save_weights(path, library_module(self.network).state_dict(), self.description.metadata())
+        save_weights(Path(path), library_module(self.network).state_dict(), self.description.metadata())
 
 
 def load(path: str | Path) -> Encoder:
-    """The encoder of a run folder, or of one file: `encoder.safetensors`, or what `stec export` made of it.
+    """The encoder of a run folder, or of one file: `encoder.safetensors`, or what `stec export --to safetensors` wrote.
 
     It is on the CPU; `.to("cuda")` moves it, as any module.
     """

@@ -191,7 +191,7 @@ def create(
             `turn=True`.
         turn: settings of the turn model, e.g. `{"hidden": 512}`.
 
-    Example:
+    Examples:
         >>> method = create("stec", encoder="resnet-small")
         >>> losses = method(Views(size=32)(torch.zeros(8, 3, 32, 32, dtype=torch.uint8)))
         >>> losses.total.backward()

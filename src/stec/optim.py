@@ -47,7 +47,7 @@ class LARS(torch.optim.Optimizer):
 
     A group may have a `factor`, by which its learning rate differs from `lr`.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
         >>> optimizer = LARS(parameter_groups(model, weight_decay=1e-6, trust=0.001), lr=1.0)
         >>> model(torch.rand(16, 8)).square().sum().backward()

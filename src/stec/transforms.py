@@ -23,7 +23,7 @@ class PairWithAction(nn.Module):
     Args:
         **settings: as for `stec.Views`, without its further views.
 
-    Example:
+    Examples:
         >>> import torch
         >>> first, second, copy = PairWithAction(size=32)(torch.zeros(3, 40, 50, dtype=torch.uint8))
         >>> first.shape, copy.first.crop.shape

@@ -95,7 +95,7 @@ class Views(nn.Module):
         small_area: range of its crop's area.
         turn: also make a third view of half the side, drawn like the others, in all four turns (`ViewBatch.turned`).
 
-    Example:
+    Examples:
         >>> views = Views(size=32)
         >>> batch = views(torch.zeros(8, 3, 32, 32, dtype=torch.uint8))
         >>> batch.first.shape, batch.copy.first.crop.shape

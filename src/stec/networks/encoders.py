@@ -140,7 +140,7 @@ def create_encoder(name: str) -> nn.Module:
         name: One of `list_encoders()`, or `timm:NAME` for any model of timm; `timm:NAME,patch_size=4,img_size=32`
             builds it with these options, of which the first fits a vision transformer to small images.
 
-    Example:
+    Examples:
         >>> encoder = create_encoder("resnet18-cifar")
         >>> encoder.dim
         512
