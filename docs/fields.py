@@ -12,7 +12,7 @@ class Fields(griffe.Extension):
         """Of every class, once its members are known."""
         kinds = {str(base) for base in cls.bases}
         kinds |= {str(decorator.value).partition("(")[0] for decorator in cls.decorators}
-        fields = [field for field in cls.attributes.values() if field.annotation is not None]
+        fields = [each for each in cls.attributes.values() if each.annotation and "property" not in each.labels]
         if cls.docstring is None or not fields or not kinds & {"NamedTuple", "dataclass"}:
             return
         lines = cls.lines_collection[cls.filepath]

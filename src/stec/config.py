@@ -54,7 +54,7 @@ class ViewsConfig:
     mirror: float = 0.5  # probability
     # u: brightness, contrast and saturation in 1 +- u; v: hue in +- v
     jitter: tuple[float, float] = (0.4, 0.1)
-    jitter_probability: float = 0.8
+    jitter_probability: float = 0.8  # of any jitter
     grey: float = 0.2  # probability
     blur: float = 0.0  # probability
     solarize: float = 0.0  # probability
@@ -134,13 +134,14 @@ class OptimizerConfig:
 class Config:
     """A whole run."""
 
-    method: str = "stec"
-    encoder: str = "resnet18-cifar"
+    method: str = "stec"  # `stec methods` lists them
+    # resnet18, resnet50, with -cifar or -stl for the stem of smaller images; resnet-small; timm:NAME, any of timm.
+    encoder: str = "resnet18-cifar"  # Sound: cpc, cpc-small
     lambda_manip: float = 1.0  # weight of the manipulation loss
     lambda_turn: float | None = None  # weight of the turn loss, 0: none; null: as the method's name implies
-    epochs: int = 1000
+    epochs: int = 1000  # of all training images, but for the last incomplete batch
     batch_size: int = 1024  # images per step over all devices; each gives two views
-    seed: int = 0
+    seed: int = 0  # of the first weights, the order of the images, and the views
     data: DataConfig = field(default_factory=DataConfig)
     views: ViewsConfig = field(default_factory=ViewsConfig)
     identity: IdentityConfig = field(default_factory=IdentityConfig)
