@@ -211,11 +211,16 @@ def test_forbidden_folder(class_folders, monkeypatch):
         load_folder(class_folders)
 
 
-def test_only_one_class(tmp_path, write_image):
-    write_image(tmp_path / "ant" / "a.png")
-    write_image(tmp_path / "ant" / "b.png")
-    with pytest.raises(UserError, match=r"has only one class folder, 'ant': add others, or make it data\.root"):
-        load_folder(tmp_path)
+@pytest.mark.parametrize("loose", [0, 2])
+def test_one_folder_is_no_class(tmp_path, write_image, loose, caplog):
+    """Photographs in a single album, some of them beside it: all are trained on, without labels."""
+    for name in ["album/a.png", "album/deep/b.png", "c.png", "d.png"][: 2 + loose]:
+        write_image(tmp_path / name)
+    with caplog.at_level(logging.INFO, "stec"):
+        data = load_folder(tmp_path)
+    assert data.train.labels.tolist() == [-1] * (2 + loose)
+    assert (data.test, data.classes) == (None, ())
+    assert "has only one class folder: there are no labels, and no probe" in caplog.text
 
 
 def test_test_class_that_train_lacks(class_folders, write_image):

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -37,13 +38,15 @@ class Listing:
 def open_folder(root: Path, size: int) -> Collection:
     """A tree of images: `train` and `test` (or `val`) folders, or one folder of which a tenth is held out.
 
-    Folders inside a split are its classes. Where there are none, there are no labels and no test split.
+    Folders inside a split are its classes. Where there are none, or only one, there are no labels and no test split.
     """
     require_folder(root, "data.root=")
     train_folder, test_folders = _split_folders(root)
     train = list_images(train_folder)
-    if not train.is_labelled:
-        logger.info("%s has no class folders: there are no labels, and no probe", train_folder)
+    if len(train.classes) < 2:
+        number = "only one class folder" if train.classes else "no class folders"
+        logger.info("%s has %s: there are no labels, and no probe", train_folder, number)
+        train = Listing(train_folder, {}, sorted([*train.loose, *chain(*train.classes.values())]))
         return Collection(f"folder:{root}", _pictures(train, (), size), None, ())
     listings = [listing for listing in map(list_images, test_folders) if listing.is_labelled]
     if listings:
@@ -61,10 +64,7 @@ def labelled(name: str, train: Listing, test: Listing | None, size: int) -> Coll
     """A collection whose classes are the class folders of the train split."""
     classes = tuple(train.classes)
     if len(classes) < 2:
-        raise UserError(
-            f"{train.folder} has only one class folder, '{classes[0]}': add others, "
-            "or make it data.root to train without labels"
-        )
+        raise UserError(f"{train.folder} has only one class folder, '{classes[0]}'; data.source=folder needs none")
     if test is None:
         return Collection(name, _pictures(train, classes, size), None, classes)
     unknown = [name for name in test.classes if name not in train.classes]
