@@ -141,7 +141,7 @@ def colour(copy: EfferenceCopy) -> Tensor:
 
     Logarithms of the quotients of brightness, contrast and saturation; the difference in hue in turns, from -0.5 up to
     0.5; whether grey is gained (1), kept (0) or lost (-1); the difference of the blurs in pixels of the view; and the
-    same as for grey for solarizing. The paper leaves these actions to future work.
+    same as for grey for solarizing. The paper has no such actions.
     """
     first, second = copy
     factors = [view.colour[:, :3].clamp(min=FAINTEST) for view in copy]
