@@ -6,13 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from PIL import Image
 from rich.console import Console
 from tiny_runs import TINY
 
-from stec import training
+from stec import cli, training
 from stec.commands import screen
 from stec.config import load
 from stec.run import RunFolder
@@ -38,6 +39,12 @@ def test_a_run_prints_its_accuracies_and_where_it_is(stec, tmp_path):
     assert "\x1b" not in out
     summary = json.loads((tmp_path / "runs/default-stec-seed0/summary.json").read_text())
     assert f"{summary['linear']:.1f} %" in out
+
+
+@pytest.mark.parametrize("summary", [{}, {"phones": None, "speakers": None}])
+def test_without_labels_there_is_no_table(summary, capsys):
+    cli._print_summary({"seconds": 3.0, **summary}, Path("run"))
+    assert capsys.readouterr().out == "3 s of training; everything is in run\n"
 
 
 def test_a_folder_with_brackets_is_named_as_it_is(stec):

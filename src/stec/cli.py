@@ -241,7 +241,8 @@ def _print_summary(summary: dict[str, Any], path: Path) -> None:
                 table.add_row(
                     text, *("-" if v is None else f"{v:.1f} %" for v in values), style="" if suffix else "bold"
                 )
-    console.print(table)
+    if table.row_count:  # without labels there is nothing to tell
+        console.print(table)
     speeds = [f", {summary[key]:,} {name}" for key, name in SPEEDS.items() if summary.get(key)]
     where = f"everything is in {path}"
     console.print(f"{summary['seconds']:.0f} s of training{''.join(speeds)}; {where}", highlight=False, markup=False)
