@@ -128,7 +128,7 @@ def test_markdown_has_no_emphasis_by_accident(book, table1):
 
 
 @pytest.mark.parametrize("name", experiment_names())
-def test_everything_fits_into_80_columns(name, book):
+def test_everything_fits_into_80_columns(name, book, tmp_path):
     experiment = load_experiment(name)
     for cell in experiment.cells:
         for seed in range(min(2, experiment.seeds)):
@@ -136,7 +136,7 @@ def test_everything_fits_into_80_columns(name, book):
             book.runs |= {(cell.hash, seed): made_up(cell, seed, rate=84_237, **metrics)}
     console = Console(width=80, file=io.StringIO())
     show_measured(console, measure(experiment, book))
-    show_plan(console, experiment, book, missing(experiment, book, 9), 9)
+    show_plan(console, experiment, book, missing(experiment, book, 9), 9, tmp_path)
     text = console.file.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     for cell in experiment.cells:
@@ -173,7 +173,7 @@ def test_an_interval_of_runs_that_are_all_alike_is_nothing(book, table1):
 
 def plan_of(experiment, book):
     console = Console(width=80, file=io.StringIO())
-    show_plan(console, experiment, book, missing(experiment, book, 1), 1)
+    show_plan(console, experiment, book, missing(experiment, book, 1), 1, book.path.parent / "runs")
     return console.file.getvalue()
 
 

@@ -1,12 +1,17 @@
 """Cells that are transfers: they start from a run, which is made first where it is missing."""
 
+import io
+
 import pytest
+from rich.console import Console
+from synthetic import made_up
 
 from stec.errors import UserError
 from stec.experiments.book import Book, read_run
+from stec.experiments.display import show_plan
 from stec.experiments.engine import Here
 from stec.experiments.experiment import load_experiment
-from stec.experiments.jobs import make_job, missing, parse_place
+from stec.experiments.jobs import make_job, missing, parse_place, path_of
 from stec.experiments.measured import measure
 from stec.experiments.running import run_missing
 from stec.experiments.settings import hash_of
@@ -55,6 +60,36 @@ def test_the_start_is_made_once_and_every_run_is_written_down(mine, tmp_path):
     run_missing(missing(mine, lost, seeds=2), lost, ["device=cpu"], {}, tmp_path / "runs", Here(), Nobody())
     assert lost.runs.keys() == book.runs.keys()
     assert {path: path.stat().st_mtime for path in before} == before
+
+
+def test_a_start_that_fails_stops_its_own_transfers_alone(mine, tmp_path):
+    book, runs = Book(tmp_path / "runs.jsonl"), tmp_path / "runs"
+    trained, random = mine.cells
+    assert trained.start is not None
+    blocked = path_of(trained.start, 0, runs)
+    blocked.parent.mkdir()
+    blocked.write_text("no folder")  # a run cannot be begun there
+    failures = run_missing(missing(mine, book, seeds=2), book, ["device=cpu"], {}, runs, Here(), Nobody())
+    assert failures.total() == 2, "two of four runs"
+    assert all(reason.startswith("nothing to start from: ") for reason in failures)
+    assert {hash_ for hash_, _ in book.runs} == {random.hash}
+
+
+def test_the_plan_counts_a_start_whose_folder_is_not_there(mine, tmp_path):
+    def plan():
+        console = Console(width=80, file=io.StringIO())
+        show_plan(console, mine, book, missing(mine, book, 2), 2, tmp_path / "runs")
+        return console.file.getvalue()
+
+    book = Book(tmp_path / "runs.jsonl")
+    (trained, _) = mine.cells
+    assert trained.start is not None
+    book.add(made_up(trained.start, 0))  # its numbers are known, its weights lie elsewhere
+    assert "4 runs missing; 1 more to start from" in plan()
+    folder = path_of(trained.start, 0, tmp_path / "runs")
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text("{}")
+    assert "to start from" not in plan()
 
 
 def test_another_start_or_task_is_another_setting(mine):

@@ -76,7 +76,7 @@ def experiment(
     finished = Book(book)
     todo = missing(chosen, finished, seeds or chosen.seeds)
     if dry_run:
-        show_plan(console, chosen, finished, todo, seeds or chosen.seeds)
+        show_plan(console, chosen, finished, todo, seeds or chosen.seeds, out)
         return
     with Watcher(console) as watcher:
         failures = run_missing(todo, finished, words or [], places, out, worker, watcher)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -13,6 +14,7 @@ from rich.text import Text
 from stec.experiments.book import Book
 from stec.experiments.cost import cost_of, measured_speeds
 from stec.experiments.experiment import Cell, Experiment
+from stec.experiments.jobs import missing_starts
 from stec.experiments.measured import Measured
 from stec.experiments.tables import Table, not_run, provenance_of, table_of
 
@@ -40,9 +42,9 @@ def show_measured(console: Console, measured: Measured) -> None:
 
 
 def show_plan(
-    console: Console, experiment: Experiment, book: Book, todo: Sequence[tuple[Cell, int]], seeds: int
+    console: Console, experiment: Experiment, book: Book, todo: Sequence[tuple[Cell, int]], seeds: int, runs: Path
 ) -> None:
-    """What is there, what is missing, and what it would cost."""
+    """What is there, what is missing, and what it would cost; `runs` is the folder of all run folders."""
     speeds = measured_speeds(book)
     console.print(Text(experiment.about, style="bold"))
     total, unknown, reckoned, devices = 0.0, 0, False, set()
@@ -70,8 +72,7 @@ def show_plan(
         _print(console, Table([column, "recipe", "there", "missing", "minutes"], rows))
     console.print()
     parts = [f"{len(todo)} runs missing"]
-    starts = {cell.start.hash for cell, _ in todo if cell.start is not None}
-    absent = [name for name in starts if (name, 0) not in book.runs]
+    absent = missing_starts((cell for cell, _ in todo), runs)
     if absent:
         parts.append(f"{len(absent)} more to start from")
     if total:

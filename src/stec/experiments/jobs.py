@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -116,7 +116,18 @@ def make_job(cell: Cell, seed: int, words: Sequence[str], places: Mapping[str, P
         )
     if config.devices > 1:
         raise UserError("devices: every run of an experiment takes one device; --engine local uses all GPUs at once")
-    return Job(cell.hash, cell.data, cell.recipe, config, runs / f"{cell.recipe}-{cell.hash}-seed{seed}")
+    return Job(cell.hash, cell.data, cell.recipe, config, path_of(cell, seed, runs))
+
+
+def path_of(cell: Cell, seed: int, runs: Path) -> Path:
+    """Of the run folder of a cell."""
+    return runs / f"{cell.recipe}-{cell.hash}-seed{seed}"
+
+
+def missing_starts(cells: Iterable[Cell], runs: Path) -> list[Cell]:
+    """What these cells start from and has no finished run folder, once each: being in the book is not enough."""
+    starts = {cell.start.hash: cell.start for cell in cells if cell.start is not None}
+    return [start for start in starts.values() if not (path_of(start, 0, runs) / SUMMARY).is_file()]
 
 
 def parse_place(text: str) -> tuple[str, Place]:

@@ -10,7 +10,7 @@ from stec.errors import UserError
 from stec.experiments.book import Book
 from stec.experiments.engine import Engine
 from stec.experiments.experiment import Cell
-from stec.experiments.jobs import Job, Place, make_job, to_run
+from stec.experiments.jobs import Job, Place, make_job, missing_starts, to_run
 from stec.reporter import Reporter
 
 
@@ -34,18 +34,23 @@ def run_missing(
         engine: who does it.
         reporter: who watches.
     """
-    starts = {cell.start.hash: (cell.start, 0) for cell, _ in todo if cell.start is not None}
+    starts = {cell.start.hash: cell.start for cell, _ in todo if cell.start is not None}
+    no_start: Counter[str] = Counter()
     if starts:
-        failures = run_missing(list(starts.values()), book, words, places, runs, engine, reporter)
-        if failures:
-            return failures
-    failures = Counter()
+        no_start = run_missing([(start, 0) for start in starts.values()], book, words, places, runs, engine, reporter)
+    absent = {start.hash for start in missing_starts((cell for cell, _ in todo), runs)}
+    failures: Counter[str] = Counter()
     jobs: list[Job] = []
     for cell, seed in todo:
         try:
-            jobs.append(make_job(cell, seed, words, places, runs))
+            job = make_job(cell, seed, words, places, runs)
         except UserError as error:
             failures[str(error)] += 1
+            continue
+        if cell.start is not None and cell.start.hash in absent:
+            failures[f"nothing to start from: {'; '.join(no_start)}"] += 1
+        else:
+            jobs.append(job)
     for number, (job, problem) in enumerate(engine.run(jobs, reporter), 1):
         if problem is None:
             try:
