@@ -101,6 +101,35 @@ def test_several_processes_make_the_same_runs(tmp_path, grid, monkeypatch):
     assert len(pool) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, os.EX_TEMPFAIL), (signal.SIGKILL, -signal.SIGKILL)])
+def test_several_processes_stop_with_the_one_that_started_them(tmp_path, number, code):
+    (tmp_path / "grid.yaml").write_text(GRID.replace("epochs=6", "epochs=100000").replace("_every=1", "_every=100000"))
+    grid = load_experiment(str(tmp_path / "grid.yaml"))
+    jobs = jobs_of(grid, Book(tmp_path / "book.jsonl"), tmp_path)[:2]
+    words = command(tmp_path)
+    words["args"] = [*words["args"], "--jobs", "2"]
+    process = subprocess.Popen(**words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not all((job.path / "metrics.jsonl").exists() for job in jobs):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.wait(timeout=30) == code
+    while True:
+        try:
+            for job in jobs:
+                with locked(job.path.with_name(f".{job.path.name}.lock"), wait=False):
+                    assert (job.path / "checkpoint.pt").is_file(), "it has saved, also if only its parent was killed"
+                    assert not (job.path / "summary.json").exists()
+            break
+        except UserError:
+            assert time.monotonic() < deadline, "somebody is still at work"
+            time.sleep(0.1)
+    assert "Traceback" not in process.stderr.read()
+
+
 def test_a_run_that_ended_before_it_was_written_down_is_only_written_down(tmp_path, grid):
     book = Book(tmp_path / "book.jsonl")
     (job, *_) = jobs_of(grid, book, tmp_path)

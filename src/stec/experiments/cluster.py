@@ -8,7 +8,7 @@ import os
 import shutil
 import tarfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ class Cluster:
     continues from its checkpoint if they share a disk. Without a shared disk, the finished run folder is brought here.
     """
 
-    def run(self, jobs: Sequence[Job], reporter: Reporter) -> Iterator[Outcome]:
+    def run(self, jobs: Sequence[Job], reporter: Reporter) -> Generator[Outcome]:
         """Sends all jobs, and gives each outcome as it comes."""
         if not jobs:
             return

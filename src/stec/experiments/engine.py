@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+import signal
+import threading
+import time
+from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
-from stec.errors import UserError, nearest
+from stec.errors import Stopped, UserError, nearest
 from stec.experiments.jobs import Job, perform
 from stec.reporter import Nobody, Reporter
 
@@ -27,14 +32,14 @@ class Outcome(NamedTuple):
 class Engine(Protocol):
     """Does jobs, in any order and anywhere, as long as their run folders end up where they say."""
 
-    def run(self, jobs: Sequence[Job], reporter: Reporter) -> Iterator[Outcome]:
-        """Each outcome as soon as it is known."""
+    def run(self, jobs: Sequence[Job], reporter: Reporter) -> Generator[Outcome]:
+        """Each outcome as soon as it is known. Closed before its end, it stops what is at work."""
 
 
 class Here:
     """One after the other, in this process."""
 
-    def run(self, jobs: Sequence[Job], reporter: Reporter) -> Iterator[Outcome]:
+    def run(self, jobs: Sequence[Job], reporter: Reporter) -> Generator[Outcome]:
         """Reports every run's progress."""
         for job in jobs:
             yield attempt(job, reporter)
@@ -46,8 +51,11 @@ class Local:
     def __init__(self, processes: int | None = None) -> None:
         self.processes = processes
 
-    def run(self, jobs: Sequence[Job], reporter: Reporter) -> Iterator[Outcome]:
-        """Each process sees one GPU. What a killed one leaves behind, another continues."""
+    def run(self, jobs: Sequence[Job], reporter: Reporter) -> Generator[Outcome]:
+        """Each process sees one GPU. What a killed one leaves behind, another continues.
+
+        A signal to stop is for all of them: every run ends its step and saves.
+        """
         if not jobs:
             return
         gpus = _visible_gpus()
@@ -69,6 +77,10 @@ class Local:
         try:
             for future in as_completed([threads.submit(do, job) for job in jobs]):
                 yield future.result()
+        except BaseException:
+            for worker in workers:
+                worker.stop()
+            raise
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
             for worker in workers:
@@ -79,19 +91,30 @@ class _Worker:
     """A process that sees one GPU, and is started anew when it is killed."""
 
     def __init__(self, gpu: str | None) -> None:
-        self.gpu = gpu
+        self.gpu, self.stopped = gpu, False
         self.pool = self._start()
 
     def _start(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _see, (self.gpu,))
+        context = multiprocessing.get_context("spawn")
+        there, self.line = context.Pipe(duplex=False)  # nothing is ever sent; it is there as long as this process is
+        return ProcessPoolExecutor(1, context, _begin, (self.gpu, there))
+
+    def stop(self) -> None:
+        """Has the process save its run and end."""
+        self.stopped = True
+        self.line.close()
 
     def do(self, job: Job) -> Outcome:
         reason = ""
         for _ in range(ATTEMPTS):
             try:
                 return self.pool.submit(attempt, job, Nobody()).result()
+            except Stopped:  # a signal came to the process itself
+                raise
             except BrokenProcessPool:
                 reason = "its process was killed"
+                if self.stopped:
+                    break
                 self.pool = self._start()
             except Exception as error:  # no mistake of the user's, such as a GPU whose memory somebody else fills
                 reason = describe(error)
@@ -139,6 +162,20 @@ def _visible_gpus() -> list[str]:
     return (os.environ.get("CUDA_VISIBLE_DEVICES") or every).split(",") if every else []
 
 
-def _see(gpu: str | None) -> None:
+def _begin(gpu: str | None, parent: Connection) -> None:
+    """What a new process does first."""
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it, which passes it on
+    threading.Thread(target=_stop_with, args=(parent,), daemon=True).start()
+
+
+def _stop_with(parent: Connection) -> None:
+    """Stops this process as soon as the other end of the line is gone: closed, or killed with its process."""
+    with suppress(EOFError, OSError):
+        parent.recv()
+    while (
+        True
+    ):  # a run saves at the first signal; the process that made it, and has nobody to tell, ends by a later one
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)

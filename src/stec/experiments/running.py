@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from stec.errors import UserError
@@ -51,15 +52,16 @@ def run_missing(
             failures[f"nothing to start from: {'; '.join(no_start)}"] += 1
         else:
             jobs.append(job)
-    for number, (job, problem) in enumerate(engine.run(jobs, reporter), 1):
-        if problem is None:
-            try:
-                run = to_run(job, book)
-                if run.key not in book.runs:  # as a start may be, whose folder is needed all the same
-                    book.add(run)
-            except UserError as error:
-                problem = str(error)
-        if problem is not None:
-            failures[problem] += 1
-        reporter.note(f"{number} of {len(jobs)}: {job.name} {'done' if problem is None else 'failed: ' + problem}")
+    with closing(engine.run(jobs, reporter)) as outcomes:
+        for number, (job, problem) in enumerate(outcomes, 1):
+            if problem is None:
+                try:
+                    run = to_run(job, book)
+                    if run.key not in book.runs:  # as a start may be, whose folder is needed all the same
+                        book.add(run)
+                except UserError as error:
+                    problem = str(error)
+            if problem is not None:
+                failures[problem] += 1
+            reporter.note(f"{number} of {len(jobs)}: {job.name} {'done' if problem is None else 'failed: ' + problem}")
     return failures
