@@ -1,6 +1,7 @@
 """Cells that are transfers: they start from a run, which is made first where it is missing."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from synthetic import made_up
 
 from stec.errors import UserError
 from stec.experiments.book import Book, read_run
+from stec.experiments.cost import cost_of_repetition
 from stec.experiments.display import show_plan
 from stec.experiments.engine import Here
 from stec.experiments.experiment import load_experiment
@@ -90,6 +92,21 @@ def test_the_plan_counts_a_start_whose_folder_is_not_there(mine, tmp_path):
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text("{}")
     assert "to start from" not in plan()
+
+
+def test_a_transfer_costs_what_another_seed_of_it_took_or_another_of_its_recipe(mine, tmp_path):
+    book = Book(tmp_path / "runs.jsonl")
+    trained, random = mine.cells
+    assert cost_of_repetition(random, book) is None
+    for seed, (device, seconds) in enumerate((("NVIDIA H200", 60.0), ("NVIDIA H200", 90.0), ("x86_64 CPU", 9000.0))):
+        book.add(made_up(random, seed, device, seconds=seconds))
+    assert cost_of_repetition(random, book) == (1.25, "NVIDIA H200", True)
+    assert cost_of_repetition(trained, book) == (1.25, "NVIDIA H200", False)
+    longer = replace(trained, config=replace(trained.config, epochs=2))
+    assert cost_of_repetition(longer, book) is None
+    console = Console(width=80, file=io.StringIO())
+    show_plan(console, mine, book, missing(mine, book, 4), 4, tmp_path / "runs")
+    assert "5 of them 6 minutes on NVIDIA H200" in console.file.getvalue()
 
 
 def test_another_start_or_task_is_another_setting(mine):

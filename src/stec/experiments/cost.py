@@ -83,7 +83,7 @@ def cost_of(cell: Cell, speeds: dict[Kind, list[Speed]]) -> Cost | None:
     """None where nothing comparable was measured. A GPU goes before a CPU, the same kind of run before a like one."""
     config = cell.config
     if isinstance(config, TransferConfig) or config.method in SOUND:
-        return None  # how long a transfer takes was not measured; how long recordings are shows when they are read
+        return None  # not counted in views: see `cost_of_repetition`
     images = config.data.train_images if cell.data == "shapes" else TRAINING_IMAGES.get(cell.data)
     wanted = kind_of(config)
     found = [(kind, speed) for kind in speeds if _alike(kind, wanted) for speed in speeds[kind]]
@@ -93,11 +93,29 @@ def cost_of(cell: Cell, speeds: dict[Kind, list[Speed]]) -> Cost | None:
     def distance(kind: Kind) -> tuple[float, float]:
         return abs(kind.work - wanted.work), abs(math.log(kind.batch_size / wanted.batch_size))
 
-    device = min((speed.device for _, speed in found), key=lambda name: ("CPU" in name, name))
+    device = min((speed.device for _, speed in found), key=_gpu_first)
     nearest = min((kind for kind, speed in found if speed.device == device), key=distance)
     rate = median(speed.rate for speed in speeds[nearest] if speed.device == device) * nearest.work / wanted.work
     views = 2 * config.epochs * (images // config.batch_size) * config.batch_size
     return Cost(views / rate / 60, device, nearest == wanted)
+
+
+def cost_of_repetition(cell: Cell, book: Book) -> Cost | None:
+    """Of a transfer or sound: as long as the same took with other seeds, or else others of its recipe and epochs."""
+    if not (isinstance(cell.config, TransferConfig) or cell.config.method in SOUND):
+        return None
+    like = [
+        run
+        for run in book.runs.values()
+        if (run.recipe, run.data, run.settings["epochs"]) == (cell.recipe, cell.data, cell.config.epochs)
+        and run.metric("seconds")
+    ]
+    found = [run for run in like if run.hash == cell.hash] or like
+    if not found:
+        return None
+    device = min((run.summary["device"] for run in found), key=_gpu_first)
+    seconds = [run.metric("seconds") or 0.0 for run in found if run.summary["device"] == device]
+    return Cost(median(seconds) / 60, device, found[0].hash == cell.hash)
 
 
 def kind_of(config: Config) -> Kind:
@@ -113,6 +131,10 @@ def kind_of(config: Config) -> Kind:
 def _alike(one: Kind, other: Kind) -> bool:
     """What is left, work and the size of batches, can be reckoned with."""
     return (one.encoder, one.size, one.precision) == (other.encoder, other.size, other.precision)
+
+
+def _gpu_first(device: str) -> tuple[bool, str]:
+    return "CPU" in device, device
 
 
 def _has_target(method: str) -> bool:

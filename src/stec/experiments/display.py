@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from stec.experiments.book import Book
-from stec.experiments.cost import cost_of, measured_speeds
+from stec.experiments.cost import cost_of, cost_of_repetition, measured_speeds
 from stec.experiments.experiment import Cell, Experiment
 from stec.experiments.jobs import missing_starts
 from stec.experiments.measured import Measured
@@ -53,7 +53,7 @@ def show_plan(
         rows = []
         for cell in (cell for cell in experiment.cells if cell.column == column):
             lacking = sum(found.hash == cell.hash for found, _ in todo)
-            cost = cost_of(cell, speeds)
+            cost = cost_of(cell, speeds) or cost_of_repetition(cell, book)
             text = "-"
             if lacking:
                 about = "" if cost is None or cost.exact else "~"
@@ -83,7 +83,7 @@ def show_plan(
         parts.append(f"{unknown} unknown: nothing comparable was measured yet")
     console.print(Text("; ".join(parts) if todo else "nothing is missing"))
     if reckoned:
-        console.print(Text("~: reckoned from the speed of a like run, by views and passes of the encoder", style="dim"))
+        console.print(Text("~: reckoned from a like run, of images by views and passes of the encoder", style="dim"))
 
 
 def _print(console: Console, table: Table) -> None:
