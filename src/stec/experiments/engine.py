@@ -174,8 +174,7 @@ def _stop_with(parent: Connection) -> None:
     """Stops this process as soon as the other end of the line is gone: closed, or killed with its process."""
     with suppress(EOFError, OSError):
         parent.recv()
-    while (
-        True
-    ):  # a run saves at the first signal; the process that made it, and has nobody to tell, ends by a later one
+    # A run saves at the first signal; the process that made it, and has nobody to tell, ends by a later one.
+    while True:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1)
