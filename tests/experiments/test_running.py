@@ -102,13 +102,20 @@ def test_several_processes_make_the_same_runs(tmp_path, grid, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, os.EX_TEMPFAIL), (signal.SIGKILL, -signal.SIGKILL)])
-def test_several_processes_stop_with_the_one_that_started_them(tmp_path, number, code):
+@pytest.mark.parametrize(
+    ("several", "number", "code"),
+    [
+        ("--jobs 2", signal.SIGTERM, os.EX_TEMPFAIL),
+        ("--jobs 2", signal.SIGKILL, -signal.SIGKILL),
+        ("--engine ray", signal.SIGTERM, os.EX_TEMPFAIL),
+    ],
+)
+def test_several_processes_stop_with_the_one_that_started_them(tmp_path, several, number, code):
     (tmp_path / "grid.yaml").write_text(GRID.replace("epochs=6", "epochs=100000").replace("_every=1", "_every=100000"))
     grid = load_experiment(str(tmp_path / "grid.yaml"))
     jobs = jobs_of(grid, Book(tmp_path / "book.jsonl"), tmp_path)[:2]
     words = command(tmp_path)
-    words["args"] = [*words["args"], "--jobs", "2"]
+    words["args"] = [*words["args"], *several.split()]
     process = subprocess.Popen(**words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not all((job.path / "metrics.jsonl").exists() for job in jobs):

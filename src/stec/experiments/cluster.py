@@ -12,10 +12,13 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stec.errors import UserError
+from stec.errors import Stopped, UserError
 from stec.experiments.engine import ATTEMPTS, Outcome, attempt, describe, given_up
 from stec.experiments.jobs import Job
+from stec.interruption import Interruption
 from stec.reporter import Nobody, Reporter
+
+SAVING = 120  # seconds that runs have to end their step and save when all is stopped
 
 
 class Cluster:
@@ -23,6 +26,7 @@ class Cluster:
 
     Every run takes a GPU, or a CPU where there are none. A run whose worker is killed is sent to another, which
     continues from its checkpoint if they share a disk. Without a shared disk, the finished run folder is brought here.
+    A signal to stop is for all runs: each ends its step and saves.
     """
 
     def run(self, jobs: Sequence[Job], reporter: Reporter) -> Generator[Outcome]:
@@ -30,6 +34,7 @@ class Cluster:
         if not jobs:
             return
         ray = _connect()
+        waiting: dict[Any, Job] = {}
         marks = {folder / f".shared-{uuid.uuid4().hex}" for folder in {job.path.parent for job in jobs}}
         try:
             for mark in marks:
@@ -43,10 +48,18 @@ class Cluster:
             task = ray.remote(num_cpus=1, num_gpus=wanted, max_retries=ATTEMPTS - 1, retry_exceptions=True)(do)
             names = {mark.parent: mark.name for mark in marks}
             waiting = {task.remote(job, Path.cwd(), names[job.path.parent]): job for job in jobs}
-            while waiting:
-                (ready,), _ = ray.wait(list(waiting), num_returns=1)
-                yield _outcome(ray, ready, waiting.pop(ready))
+            with Interruption() as asked:
+                while waiting:
+                    ready, _ = ray.wait(list(waiting), num_returns=1, timeout=1)
+                    if asked.name is not None:  # raised by a handler, it would be lost while Ray waits
+                        raise Stopped(f"stopped by {asked.name}: all runs save; the same command goes on")
+                    for answer in ready:
+                        yield _outcome(ray, answer, waiting.pop(answer))
         finally:
+            for answer in waiting:
+                ray.cancel(answer)  # as Ctrl-C would
+            if waiting:
+                ray.wait(list(waiting), num_returns=len(waiting), timeout=SAVING)
             for mark in marks:
                 mark.unlink(missing_ok=True)
             ray.shutdown()  # also ends what is still at work
