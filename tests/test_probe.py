@@ -116,6 +116,24 @@ def test_the_command_prints_a_table_and_writes_json(stec, run, tmp_path):
     assert (code, len(err.splitlines())) == (2, 1)
 
 
+def test_numbers_on_other_images_do_not_take_the_place_of_the_runs_own(stec, run):
+    assert stec("probe", str(run))[0] == 0
+    own = (run / "probe.json").read_text()
+    code, out, _ = stec("probe", str(run), "data.test_images=50")
+    assert code == 0
+    assert (run / "probe.json").read_text() == own
+    (other,) = run.glob("probe-*.json")
+    assert str(other) in out
+    found = json.loads(other.read_text())
+    assert found["test_images"] == 50
+    assert found["data_fingerprint"] in other.name
+    # The run's own images, named once more or moved, are its own.
+    code, out, _ = stec("probe", str(run), "data.test_images=700", "-k", "5")
+    assert code == 0
+    assert json.loads((run / "probe.json").read_text())["knn_k"] == 5
+    assert len(list(run.glob("probe-*.json"))) == 1
+
+
 def test_other_images_than_the_runs_are_noticed(run, caplog):
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"data_fingerprint": "of something else"}))

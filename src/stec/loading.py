@@ -80,11 +80,17 @@ def open_data(folder: RunFolder, device: torch.device | None = None) -> DataSet:
 
 def compare_data(folder: RunFolder, dataset: DataSet, source: str) -> None:
     """Warns of images that are not those of the run."""
-    known = (folder.summary() or {}).get("data_fingerprint")
-    if known is not None and folder.recipe == FINE_TUNING:
-        known = known.rpartition("-")[0]  # behind it, where the weights come from
+    known = fingerprint_of(folder)
     if source not in _FILES and known not in (None, dataset.fingerprint):
         logger.warning("%s: the images are not those that %s was trained on", dataset.name, folder.path)
+
+
+def fingerprint_of(folder: RunFolder) -> str | None:
+    """Of the data that a run was trained on; None before it has finished."""
+    known: str | None = (folder.summary() or {}).get("data_fingerprint")
+    if known is not None and folder.recipe == FINE_TUNING:
+        known = known.rpartition("-")[0]  # behind it, where the weights come from
+    return known
 
 
 def _method_state(state: dict[str, Any]) -> dict[str, Tensor]:

@@ -33,20 +33,27 @@ def probe(
         int, typer.Option(metavar="EPOCHS", min=0, help="Also the paper's protocol for STL-10; the paper: 2000.")
     ] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="JSON file; default: RUN/probe.json, of a run folder.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="JSON file; default: RUN/probe.json, of other images RUN/probe-FINGERPRINT.json."
+        ),
     ] = None,
 ) -> None:
     """Measures frozen features: linear classification and nearest neighbours, on the labelled test images."""
+    from stec.loading import fingerprint_of
     from stec.probe import probe as measure
-    from stec.run import make_room, replacing
+    from stec.run import RunFolder, make_room, replacing
 
     encoder = _open(run)
-    if out is None and run.is_dir():
-        out = run / "probe.json"
+    own = run / "probe.json" if out is None and run.is_dir() else None
+    out = out or own
     if out is not None:
         make_room(out)
     with counting("epoch") as counter:
         found = measure(encoder, run, words or [], k, sgd, counter)
+    # Words may name other images, whose numbers are not to stand for the run, or its own in another place.
+    if own is not None and words and found["data_fingerprint"] != fingerprint_of(RunFolder.open(run)):
+        out = own.with_name(f"probe-{found['data_fingerprint']}.json")
     if out is not None:
         with replacing(out) as part:
             part.write_text(json.dumps(found, indent=2) + "\n")
