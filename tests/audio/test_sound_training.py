@@ -345,6 +345,10 @@ def test_figures_and_the_page_show_what_the_probe_measured(finished, stec, monke
     assert page.count("<svg") == 3
     assert len(re.findall(f"<h[12]>{folder.path.name}<", page)) == 1
     assert "src=" not in page, "it asks for nothing else"
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    curves = json.loads(data)[0]["curves"]
+    assert curves["prediction"] == pytest.approx([line["identity"] for line in folder.metrics()], rel=1e-4)
+    assert {"loss", "utterance_accuracy", "manipulation", "rate"} <= set(curves)
     shutil.rmtree(folder.path / "analysis")
     code, _, err = stec("probe", str(folder.path))
     assert (code, "is a run on sound" in err) == (2, True)

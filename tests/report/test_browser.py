@@ -1,6 +1,5 @@
 """The page in a real browser: Chromium, headless, offline."""
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,23 +13,7 @@ from stec.actions import REPRESENTATIONS, Bins, EfferenceCopy, Glimpse, quadrila
 from stec.config import load
 from stec.report.page import write_report
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """The machine's Chromium, or the one that `playwright install chromium` brought."""
-    path = next(filter(None, map(shutil.which, NAMES)), None)
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium has none for root
-    with playwright.sync_playwright() as driver:
-        if path is None and not Path(driver.chromium.executable_path).exists():
-            pytest.skip("no Chromium here: apt-get install chromium, or playwright install chromium")
-        found = driver.chromium.launch(executable_path=path, args=sandbox)
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -56,28 +39,6 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         shutil.move(root / "pictures", root / "elsewhere")
         pages["bare"] = write_report([bare], None, 30)[0]
     return pages
-
-
-@pytest.fixture
-def visit(browser, pages):
-    """Opens a page; at the end of the test, nothing may have been wrong with it."""
-    wrong, contexts = [], []
-
-    def open_page(name: str, **settings):
-        contexts.append(browser.new_context(offline=True, **settings))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(15_000)
-        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: wrong.append(request.url) if request.url.startswith("http") else None)
-        page.goto(pages[name].as_uri())
-        page.wait_for_selector("html[data-ready]")
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert wrong == []
 
 
 def value(page, key: str) -> float:

@@ -37,7 +37,7 @@ def test_a_page_of_transfers_shows_scores_curves_and_predictions(tmp_path):
 
 def test_a_page_is_about_one_kind_of_run(tmp_path, train):
     pretraining, _ = train("run", "epochs=1", "optimizer.warmup_epochs=0")
-    with pytest.raises(UserError, match="pretraining or about transfers"):
+    with pytest.raises(UserError, match="about images, about sound or about transfers"):
         write_report([folder(tmp_path / "one", 1.0), pretraining.path])
     with pytest.raises(UserError, match="is a transfer"):
         load(tmp_path / "one")

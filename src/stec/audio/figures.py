@@ -1,11 +1,9 @@
-"""Figures of a run on sound, with matplotlib; and a page that holds them, as one file."""
+"""Figures of a run on sound, with matplotlib."""
 
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +11,7 @@ import numpy as np
 
 from stec.analysis.plots import FIRST, STYLE, class_colours
 from stec.audio.study import Study
-from stec.config import to_yaml
 from stec.errors import UserError
-from stec.run import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,49 +54,11 @@ def write_figures(study: Study, folder: Path) -> list[Path]:
     return paths
 
 
-def write_page(studies: list[Study], paths: list[Path], out: Path | None) -> Path:
-    """One HTML file about runs: into the folder of one, beside several, or where `out` says."""
-    if out is None:
-        beside = Path(os.path.commonpath([path.resolve().parent for path in paths]))
-        out = (paths[0] if len(paths) == 1 else beside) / "report.html"
-    if out.is_dir() or not out.parent.is_dir():
-        raise UserError(f"{out} cannot be written: name a file in a folder that exists")
-    title = studies[0].name if len(studies) == 1 else f"{len(studies)} runs on sound"
-    several = len(studies) > 1
-    body = "".join(_section(study, f"<h2>{escape(study.name)}</h2>" if several else "") for study in studies)
-    with replacing(out) as part:
-        part.write_text(_PAGE.format(title=escape(title), body=body), encoding="utf-8")
-    return out
-
-
-def _section(study: Study, heading: str) -> str:
-    rows = "".join(_row(study, suffix, text) for suffix, text in BASELINES.items())
-    summary, config = study.summary, study.config
-    about = (
-        f"{config.method}, {config.encoder}, {config.epochs} epochs of {summary['data']}, seed {config.seed}; "
-        f"{summary['seconds']:.0f} s on {summary['device']}"
-    )
-    pictures = "".join(
-        f"<figure>{_svg(figure)}<figcaption>{CAPTIONS[name]}</figcaption></figure>"
-        for name, figure in draw(study).items()
-    )
-    table = f"<table><tr><th>linear accuracy</th><th>phones</th><th>speakers</th></tr>{rows}</table>"
-    setting = f"<details><summary>All settings</summary><pre>{escape(to_yaml(config))}</pre></details>"
-    return f"<section>{heading}<p>{escape(about)}</p>{table}{pictures}{setting}</section>"
-
-
-def _row(study: Study, suffix: str, text: str) -> str:
-    values = [study.summary.get(f"{name}{suffix}") for name in ("phones", "speakers")]
-    if all(value is None for value in values):
-        return ""
-    cells = "".join(f"<td>{'-' if value is None else f'{value:.1f} %'}</td>" for value in values)
-    return f"<tr><th>{text}</th>{cells}</tr>"
-
-
-def _svg(figure: Figure) -> str:
+def as_svg(figure: Figure) -> str:
+    """As an element of a page, whose ground it has."""
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+    figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
+    return "<svg" + text.getvalue().partition("<svg")[2]
 
 
 def _steps(figure: Figure, study: Study) -> None:
@@ -113,12 +71,15 @@ def _steps(figure: Figure, study: Study) -> None:
 
 
 def _confusion(figure: Figure, study: Study) -> None:
+    from matplotlib.colors import LinearSegmentedColormap, to_rgb
+
     assert study.confusion is not None
     count = len(study.classes)
     side = max(4.5, 0.28 * count + 1)
     figure.set_size_inches(side + 0.8, side)
     axes = figure.subplots()
-    image = axes.imshow(100 * study.confusion.numpy(), cmap="Blues", vmin=0, vmax=100)
+    shades = LinearSegmentedColormap.from_list("shades", [(*to_rgb(FIRST), 0.03), (*to_rgb(FIRST), 1)])  # on any ground
+    image = axes.imshow(100 * study.confusion.numpy(), cmap=shades, vmin=0, vmax=100)
     axes.set_xticks(range(count), study.classes, rotation=90, fontsize=7)
     axes.set_yticks(range(count), study.classes, fontsize=7)
     axes.set(xlabel="taken for", ylabel="phone")
@@ -139,15 +100,3 @@ def _frames(figure: Figure, study: Study) -> None:
                 name, (np.median(points[:, 0]), np.median(points[:, 1])), fontsize=8, fontweight="bold", ha="center"
             )
     axes.set(xticks=[], yticks=[], title=study.projection.method)
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
-table {{ border-collapse: collapse }} th, td {{ padding: .2rem 1rem .2rem 0; text-align: left; font-weight: normal }}
-tr:nth-child(2) > * {{ font-weight: bold }}
-figure {{ margin: 2rem 0 }} figcaption {{ color: #6a737d }} svg {{ max-width: 100%; height: auto }}
-pre {{ overflow: auto }}
-</style></head><body><h1>{title}</h1>{body}</body></html>
-"""

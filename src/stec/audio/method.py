@@ -36,7 +36,7 @@ class Pairing(NamedTuple):
 METHODS = {
     "cpc": Pairing(False, False, "sound: contrastive predictive coding, which is the time-sensitive identity model"),
     "stec-cpc": Pairing(True, False, "sound: CPC + the time-insensitive identity model, as in the paper"),
-    "stec-cpc-actions": Pairing(True, True, "sound: the same + actions on waveforms (shift, speed, band, noise, gain)"),
+    "stec-cpc-actions": Pairing(True, True, "sound: stec-cpc + actions on waveforms (shift, speed, band, noise, gain)"),
 }
 
 

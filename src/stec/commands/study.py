@@ -10,7 +10,6 @@ from rich.markup import escape
 
 from stec.commands.screen import console, hint, show_list
 from stec.config import SOUND
-from stec.errors import UserError
 
 app = typer.Typer()
 
@@ -73,21 +72,9 @@ def report(
 ) -> None:
     """Writes one HTML page about runs: curves, tables, a map of their features, pairs of views, an action explorer."""
     from stec.report.page import write_report
-    from stec.run import RunFolder, task_of
 
-    folders = [RunFolder.open(path) for path in runs]  # all, before the first is worked on
-    sound = [not task_of(folder.path) and folder.config().method in SOUND for folder in folders]
-    if any(sound) and not all(sound):
-        raise UserError("runs on images and runs on sound have nothing to share: make a page of each kind")
     with console.status("looking ..."):
-        if all(sound):
-            from stec.audio.figures import write_page
-            from stec.audio.study import study
-
-            page = write_page([study(path, images, seed) for path in runs], runs, out)
-            missing: list[str] = []
-        else:
-            page, missing = write_report(runs, out, images, seed)
+        page, missing = write_report(runs, out, images, seed)
     for note in missing:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     size = f"{page.stat().st_size / 1e6:.1f} MB"

@@ -10,10 +10,11 @@ from typing import Any
 from stec.analysis.projection import has_umap
 from stec.analysis.sample import Sample, draw_sample
 from stec.analysis.study import Study, study
+from stec.audio.method import METHODS as SOUNDS
 from stec.config import Config
 from stec.errors import UserError
 from stec.loading import open_data, open_run
-from stec.method import pairing_of
+from stec.method import METHODS, pairing_of
 from stec.run import RunFolder
 from stec.views import Views
 
@@ -37,7 +38,7 @@ def gather(path: Path, name: str, images: int, seed: int) -> Material:
     folder = RunFolder.open(path)
     config = folder.config()
     summary, metrics = folder.summary(), folder.metrics()
-    notes = [] if summary is not None else [_unfinished(config, metrics)]
+    notes = [] if summary is not None else [unfinished(config, metrics)]
     sample = found = None
     try:
         views = Views(**dataclasses.asdict(config.views))
@@ -57,11 +58,17 @@ def gather(path: Path, name: str, images: int, seed: int) -> Material:
     return Material(name, folder.recipe, config, summary or {}, metrics, sample, found, notes)
 
 
-def _unfinished(config: Config, metrics: list[dict[str, Any]]) -> str:
+def unfinished(config: Config, metrics: list[dict[str, Any]]) -> str:
+    """The note about a run that is."""
     reached = f"epoch {metrics[-1]['epoch']:g} of {config.epochs:,} was its last, and " if metrics else ""
     return f"The run has not finished: {reached}there are no accuracies yet."
 
 
 def has_manipulation(run: Material) -> bool:
     """Whether the run's method has a manipulation model."""
-    return pairing_of(run.config.method).manipulation
+    return (METHODS | SOUNDS)[run.config.method].manipulation
+
+
+def all_notes(runs: list[Material]) -> list[str]:
+    """What is missing; of several runs, whose."""
+    return [f"{run.name}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]

@@ -48,16 +48,7 @@ def payload(runs: list[Material]) -> dict[str, Any]:
         entries.append(entry)
     explorer = _explorer(runs[0]) | {"owner": runs[0].name if len(runs) > 1 else None}
     explorer["picture"] = keep(explorer["picture"])
-    return clean({"runs": entries, "pictures": pictures, "explorer": explorer})
-
-
-def clean(value: Any) -> Any:
-    """The same, with null for numbers that JSON has no word for."""
-    if isinstance(value, dict):
-        return {key: clean(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {"runs": entries, "pictures": pictures, "explorer": explorer}
 
 
 def curves(metrics: list[dict[str, Any]]) -> dict[str, list[float]]:

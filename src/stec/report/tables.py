@@ -9,9 +9,12 @@ from html import escape
 from typing import Any
 
 from stec.analysis.knowledge import Component
+from stec.audio.figures import BASELINES
+from stec.audio.method import METHODS as SOUNDS
 from stec.config import to_yaml
 from stec.evaluation.health import COLLAPSED_RANK
-from stec.method import pairing_of
+from stec.method import METHODS
+from stec.report.frame import listing
 from stec.report.material import Material, has_manipulation
 
 _PERCENT = "{:.1f} %".format
@@ -21,19 +24,25 @@ FIGURES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "knn": ("nearest neighbours", _PERCENT),
     "linear_untrained": ("linear, untrained", _PERCENT),
     "linear_pixels": ("linear, pixels", _PERCENT),
+    **{
+        f"{what}{suffix}": (f"{what}, {beside}", _PERCENT)
+        for what in ("phones", "speakers")
+        for suffix, beside in BASELINES.items()
+    },
     "manipulation_accuracy": ("right action, training", lambda share: f"{100 * share:.1f} %"),
     "turn_accuracy": ("right turn, training", lambda share: f"{100 * share:.1f} %"),
     "views_per_second": ("views per second", "{:,}".format),
+    "audio_seconds_per_second": ("seconds of sound per second", "{:,}".format),
     "seconds": ("training", lambda s: f"{s:.0f} s" if s < 120 else f"{s / 60:.1f} min"),
     "peak_memory_bytes": ("peak memory", lambda n: f"{n / 2**30:.2f} GiB"),
 }
 _RANKS = {"effective_rank": "features", "embedding_rank": "embeddings"}
-HEADLINE = ("linear", "linear_online", "knn", "manipulation_accuracy", "seconds")
+HEADLINE = ("linear", "linear_online", "knn", "phones", "speakers", "manipulation_accuracy", "seconds")
 PROVENANCE = ("device", "processes", "commit", "stec", "torch", "data_fingerprint")
 SETTING = (
     "method", "encoder", "data.source", "data.size", "views.size", "views.area", "epochs", "batch_size", "seed",
     "lambda_manip", "lambda_turn", "manipulation.action", "manipulation.readout", "manipulation.k",
-    "identity.temperature", "optimizer.rate",
+    "identity.temperature", "audio.window", "audio.negatives", "audio.lambda_identity", "optimizer.rate",
 )  # fmt: skip
 
 EGOCENTRIC = (
@@ -78,11 +87,7 @@ def setting(runs: list[Material]) -> str:
     keys = [key for key in SETTING if any(v.get(key) is not None for v in values)]
     keys += [key for key in differing if key not in keys and key != "data.root"]
     rows = [[key, *(_word(v.get(key)) for v in values)] for key in keys]
-    listings = "".join(
-        f"<details><summary>All settings of {escape(run.name)}</summary>"
-        f'<pre tabindex="0">{escape(to_yaml(run.config))}</pre></details>'
-        for run in runs
-    )
+    listings = "".join(listing(run.name, to_yaml(run.config)) for run in runs)
     marked = {i for i, key in enumerate(keys) if key in differing}
     return _by_run(runs, rows, marked) + listings
 
@@ -96,7 +101,7 @@ def describe(runs: list[Material]) -> str:
         )
         return f"{', '.join(methods)} on {', '.join(sources)}."
     c = configs[0]
-    about = f"{c.method}: {pairing_of(c.method).about}. {c.encoder}, {c.epochs:,} epochs of {c.data.source}"
+    about = f"{c.method}: {(METHODS | SOUNDS)[c.method].about}. {c.encoder}, {c.epochs:,} epochs of {c.data.source}"
     return f"{about} in batches of {c.batch_size:,}, seed {c.seed}."
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import base64
-import json
 from html import escape
-from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any
 
-import stec
-from stec.report.payload import clean, curves
+from stec.report.frame import fill, frame, listing
+from stec.report.payload import curves
 from stec.report.tables import table
-from stec.run import RunFolder
+from stec.run import CONFIG, RunFolder
 from stec.transfer.pictures import SHEET
 
 _RESULTS = {
@@ -24,7 +21,6 @@ _RESULTS = {
     "torch": "torch", "data_fingerprint": "data fingerprint",
 }  # fmt: skip
 _CLASSES = {"ap50_by_class": "AP50", "ap_by_class": "AP", "ap75_by_class": "AP75", "iou_by_class": "IoU"}
-_SCRIPTS = ("drawing.js", "charts.js")
 
 
 def render_transfers(paths: dict[str, Path]) -> str:
@@ -32,22 +28,17 @@ def render_transfers(paths: dict[str, Path]) -> str:
     folders = {name: RunFolder.open(path) for name, path in paths.items()}
     summaries = {name: folder.summary() or {} for name, folder in folders.items()}
     data = [{"name": name, "curves": curves(folder.metrics())} for name, folder in folders.items()]
-    text = json.dumps(clean(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     first, *others = paths
     unfinished = [name for name, summary in summaries.items() if not summary]
     about = f"{', '.join(unfinished)}: not finished." if unfinished else "Trained further from an encoder, and scored."
-    return Template(page_file("transfer.html")).substitute(
-        title=escape(f"{len(paths)} transfers" if others else first),
-        about=escape(about),
+    body = fill(
+        "transfer.html",
         results=_results(summaries),
         classes=_classes(summaries),
         sheets="".join(_sheet(name, path) for name, path in paths.items()),
-        setting="".join(_setting(name, path) for name, path in paths.items()),
-        version=stec.__version__,
-        style=page_file("style.css"),
-        script="\n".join(page_file(name) for name in _SCRIPTS),
-        data=text,
+        setting="".join(listing(name, (path / CONFIG).read_text()) for name, path in paths.items()),
     )
+    return frame(f"{len(paths)} transfers" if others else first, about, body, data, ["curves.js"])
 
 
 def _results(summaries: dict[str, dict[str, Any]]) -> str:
@@ -77,15 +68,5 @@ def _sheet(name: str, path: Path) -> str:
     return f"<figure>{picture}<figcaption>{escape(name)}</figcaption></figure>"
 
 
-def _setting(name: str, path: Path) -> str:
-    text = escape((path / "config.yaml").read_text())
-    return f'<details><summary>All settings of {escape(name)}</summary><pre tabindex="0">{text}</pre></details>'
-
-
 def _word(value: Any) -> str:
     return "–" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
-
-
-def page_file(name: str) -> str:
-    """A part of the pages."""
-    return (resources.files("stec") / "report" / "page" / name).read_text(encoding="utf-8")

@@ -6,9 +6,13 @@ const charts = (() => {
   const CURVES = {
     loss: ["loss", "weighted sum of all"],
     identity: ["identity loss", "same object or not"],
+    prediction: ["prediction loss", "which frame comes next, mean of all steps"],
+    utterance: ["utterance loss", "same utterance or not"],
     manipulation: ["manipulation loss", "which action"],
     turn: ["turn loss", "how far turned"],
     identity_accuracy: ["identity accuracy, %", "the other view found", 100],
+    prediction_accuracy: ["prediction accuracy, %", "the true frame found", 100],
+    utterance_accuracy: ["utterance accuracy, %", "the other window found", 100],
     manipulation_accuracy: ["manipulation accuracy, %", "components in the right bin", 100],
     turn_accuracy: ["turn accuracy, %", "", 100],
     probe_accuracy: ["online probe, %", "classes, on augmented training views", 100],
@@ -20,6 +24,7 @@ const charts = (() => {
     rate: ["learning rate", ""],
     views_per_second: ["views per second", ""],
     images_per_second: ["images per second", ""],
+    audio_seconds_per_second: ["seconds of sound per second", ""],
   };
   const HEALTH = {
     effective_rank: ["rank of features", "effective: directions in use; collapsed: 1"],
@@ -41,6 +46,7 @@ const charts = (() => {
   function label(value) {
     const size = Math.abs(value);
     if (size >= 10000) return `${+(value / 1000).toFixed(1)}k`;
+    if (size > 0 && size < 0.001) return value.toExponential().replaceAll("-", "−"); // else too long for its place
     return `${+value.toPrecision(6)}`.replace("-", "−");
   }
 
