@@ -211,7 +211,7 @@ def create(
         raise UserError(f"the encoder {type(network).__name__} needs an integer attribute 'dim', its feature dimension")
     identity_model = IDENTITIES[pairing.identity](network, settings.identity)
     manipulation_model = Manipulation(dim, settings.manipulation, views) if pairing.manipulation else None
-    weight = _turn_weight(name, lambda_turn)
+    weight = turn_weight(name, lambda_turn)
     turn_model = Turn(dim, settings.turn) if weight > 0 else None
     return Method(network, identity_model, manipulation_model, lambda_manip, turn_model, weight)
 
@@ -253,10 +253,11 @@ def check_pairing(config: Config) -> None:
 
 
 def _views(config: Config) -> Views:
-    return Views(**dataclasses.asdict(config.views), turn=_turn_weight(config.method, config.lambda_turn) > 0)
+    return Views(**dataclasses.asdict(config.views), turn=turn_weight(config.method, config.lambda_turn) > 0)
 
 
-def _turn_weight(name: str, given: float | None) -> float:
+def turn_weight(name: str, given: float | None) -> float:
+    """Of a method, unless another is given; 0 for no turn model."""
     return pairing_of(name).turn if given is None else given
 
 

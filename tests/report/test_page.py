@@ -1,5 +1,6 @@
 """The page without a browser: whole, self-contained, and honest about what is missing."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -7,11 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from tiny_runs import Runner
 
+from stec.config import IdentityConfig, load
 from stec.errors import UserError
+from stec.identity import IDENTITIES
 from stec.report.page import write_report
+from stec.report.settings import used
 
 
 @pytest.fixture(scope="module")
@@ -157,12 +162,39 @@ def test_several_runs_share_a_page_and_their_pictures(stec, runs, tmp_path):
 
 
 def test_settings_that_a_method_does_not_use_are_not_shown_as_its_own(stec, runs):
-    simclr = runs("beside", "method=simclr", "epochs=1")[0].path
-    text, data, _ = written(stec, simclr)
+    gaussian = runs("beside", "method=gaussian", "epochs=1", "identity.queue=9", "turn.hidden=9")[0].path
+    text, data, _ = written(stec, gaussian)
     rows = dict(re.findall(r'<th scope="row">([^<]*)</th><td>[^<]*</td><td>([^<]*)</td>', text))
-    assert rows["method"] == "simclr"
-    assert {rows[key] for key in ("lambda_manip", "manipulation.action", "manipulation.readout")} == {"–"}
+    assert rows["method"] == "gaussian"
+    foreign = ("lambda_manip", "manipulation.action", "manipulation.readout", "identity.temperature")
+    assert {rows[key] for key in foreign} == {"–"}
+    assert not {"identity.queue", "turn.hidden"} & set(rows), "neither of them has a queue or turns anything"
     assert data["explorer"]["owner"] == "stec", "the explorer is that of the first run, whichever is chosen"
+
+
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_identity_models_say_which_settings_they_read(name):
+    read = set()
+
+    class Watched(IdentityConfig):
+        def __getattribute__(self, key):
+            read.add(key)
+            return super().__getattribute__(key)
+
+    encoder = torch.nn.Linear(4, 4)
+    encoder.dim = 4
+    IDENTITIES[name](encoder, Watched(queue=8))
+    keys = {field.name for field in dataclasses.fields(IdentityConfig)}
+    assert read & keys == set(IDENTITIES[name].settings)
+
+
+def test_settings_of_sound_are_those_that_its_method_uses():
+    plain, actions = (used(load(f"audio/{name}")) for name in ("cpc", "stec-cpc-actions"))
+    foreign = {"views.size", "turn.hidden", "data.size", "optimizer.trust", "identity.ema", "manipulation.readout"}
+    assert not foreign & (set(plain) | set(actions))
+    own = {"identity.temperature", "audio.lambda_identity", "manipulation.action", "lambda_manip"}
+    assert own <= set(actions)
+    assert not own & set(plain)
 
 
 def test_whose_collapse_it_is(stec, tmp_path):

@@ -15,6 +15,8 @@ from stec.views import ViewBatch
 class BarlowTwins(Identity):
     """The cross-correlation is that of the batch over all processes, gathered with gradient."""
 
+    settings = ("hidden", "output", "redundancy")
+
     def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
         super().__init__(encoder, config)
         self.redundancy = config.redundancy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ class IdentityOutput(NamedTuple):
 
 class Identity(nn.Module, ABC):
     """An identity model: built from the encoder it serves, it turns features of view pairs into a loss."""
+
+    settings: ClassVar[tuple[str, ...]] = ("hidden", "output")  # keys of the config that it reads
 
     def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
         super().__init__()
@@ -77,6 +79,8 @@ class Identity(nn.Module, ABC):
 
 class TargetIdentity(Identity):
     """An identity model that compares projections with those of a target network, which follows after every step."""
+
+    settings: ClassVar[tuple[str, ...]] = ("hidden", "output", "ema")
 
     def __init__(self, encoder: nn.Module, config: IdentityConfig, output_norm: bool) -> None:
         super().__init__(encoder, config)

@@ -30,6 +30,8 @@ class MoCo(TargetIdentity):
     queue: Tensor  # (queue, D), of length 1 each
     oldest: Tensor  # (), the row that is replaced next
 
+    settings = (*TargetIdentity.settings, "temperature", "queue", "groups")
+
     def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
         super().__init__(encoder, config, output_norm=True)
         self.temperature, self.groups = config.temperature, config.groups

@@ -22,6 +22,8 @@ class ReLIC(TargetIdentity):
     projector has no batch norm on its output.
     """
 
+    settings = (*TargetIdentity.settings, "temperature", "alpha")
+
     def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
         super().__init__(encoder, config, output_norm=False)
         self.temperature, self.alpha = config.temperature, config.alpha

@@ -15,6 +15,8 @@ from stec.views import ViewBatch
 class SimCLR(Identity):
     """NT-Xent over the 2B views of the batch, gathered over all processes with gradient; each computes its own rows."""
 
+    settings = ("temperature", "hidden", "output")
+
     def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
         super().__init__(encoder, config)
         self.temperature = config.temperature

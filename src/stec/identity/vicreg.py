@@ -15,6 +15,8 @@ from stec.views import ViewBatch
 class VICReg(Identity):
     """Variances and covariances are those of the batch over all processes, gathered with gradient."""
 
+    settings = ("hidden", "output", "invariance", "variance", "covariance")
+
     def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
         super().__init__(encoder, config)
         self.weights = (config.invariance, config.variance, config.covariance)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from html import escape
 from typing import Any
 
@@ -16,6 +15,7 @@ from stec.evaluation.health import COLLAPSED_RANK
 from stec.method import METHODS
 from stec.report.frame import listing
 from stec.report.material import Material, has_manipulation
+from stec.report.settings import used
 
 _PERCENT = "{:.1f} %".format
 FIGURES: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -81,7 +81,7 @@ def results(runs: list[Material]) -> str:
 
 def setting(runs: list[Material]) -> str:
     """The main settings; with several runs also every other one in which they differ."""
-    values = [dict(_used(run)) for run in runs]
+    values = [used(run.config) for run in runs]
     known = dict.fromkeys(key for v in values for key in v)
     differing = [key for key in known if len({str(v[key]) for v in values if key in v}) > 1]
     keys = [key for key in SETTING if any(v.get(key) is not None for v in values)]
@@ -190,21 +190,6 @@ def table(head: list[str], rows: list[list[str]], marked: Collection[int] = ()) 
         body.append(f'<tr{kind}><th scope="row">{escape(name)}</th>{inner}</tr>')
     table = f"<table><thead><tr>{columns}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     return f'<div class="scroll" tabindex="0">{table}</div>'
-
-
-def _used(run: Material) -> Iterator[tuple[str, Any]]:
-    """All settings, but those of a manipulation model that the method does not have."""
-    psi = has_manipulation(run)
-    return (item for item in _flat(run.config) if psi or not item[0].startswith(("manipulation.", "lambda_manip")))
-
-
-def _flat(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if dataclasses.is_dataclass(value):
-            yield from _flat(value, f"{prefix}{item.name}.")
-        else:
-            yield prefix + item.name, value
 
 
 def _word(value: Any) -> str:
