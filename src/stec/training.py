@@ -28,7 +28,7 @@ from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
 from stec.fabric import Fabric
 from stec.launching import working
-from stec.method import Losses, Method, build, check_pairing, fix_settings
+from stec.method import Losses, Method, build, check_pairing, fix_settings, pairing_of
 from stec.networks.encoders import create_encoder, library_module
 from stec.optim import create_optimizer, scaled_rate, warmup_cosine
 from stec.processes import mean, shares
@@ -204,7 +204,8 @@ class Pretraining(Task):
     def watch(self, *shown: Tensor) -> tuple[dict[str, float], str | None]:
         """Health of the features, and whether they collapse."""
         measured = health.measure(*(health.of_all_processes(views) for views in shown))
-        return measured._asdict(), health.describe_collapse(measured) if measured.collapsed else None
+        guarded = pairing_of(self.config.method).identity != "gaussian"
+        return measured._asdict(), health.describe_collapse(measured, guarded) if measured.collapsed else None
 
     def publish(self, folder: RunFolder, state: dict[str, Tensor]) -> None:
         """The encoder."""

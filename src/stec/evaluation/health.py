@@ -86,10 +86,21 @@ def uniformity(features: Tensor) -> Tensor:
     return distances.square().mul(-2).exp().mean().log()
 
 
-def describe_collapse(health: Health) -> str:
-    """For the person whose run it is: the sign, what it means, and the usual causes."""
-    return (
-        f"collapse: the effective rank of the embeddings is {health.embedding_rank:.2f}, of the features "
-        f"{health.effective_rank:.2f}: all images look alike, and the loss no longer tells them apart. Usual causes: "
-        "a loss with nothing against it (gaussian), optimizer.rate too high, optimizer.warmup_epochs too short"
+def describe_collapse(health: Health, guarded: bool = True) -> str:
+    """For the person whose run it is: the sign, the usual cause, and what to try.
+
+    Args:
+        health: of a run that has collapsed.
+        guarded: whether the method has anything against collapse.
+    """
+    if health.effective_rank < COLLAPSED_RANK:
+        whose, rank = "the encoder: its features use", health.effective_rank
+    else:
+        whose, rank = "the identity model: its embeddings use", health.embedding_rank
+    sign = f"all images look alike to {whose} {rank:.1f} directions (effective rank), those of healthy runs 5 and more"
+    cause = (
+        "Usual cause: steps too large; try a smaller optimizer.rate or a longer optimizer.warmup_epochs"
+        if guarded
+        else "Cause: squared distance is least when all images are alike; other methods ('stec methods') prevent it"
     )
+    return f"collapse: {sign}. {cause}"
