@@ -96,3 +96,12 @@ def test_features_of_an_utterance_do_not_depend_on_its_company(bidirectional):
 def test_an_unknown_size_is_named():
     with pytest.raises(UserError, match="encoder=cpc-smal: did you mean 'cpc-small'"):
         Network("cpc-smal")
+
+
+def test_gradients_lie_in_memory_as_their_weights_do():
+    """Several processes add them up where they lie, and warn of others."""
+    network = Network("cpc-small", bidirectional=True)
+    frames, contexts = network(torch.randn(2, 3200))
+    (frames.sum() + contexts.sum()).backward()
+    layouts = {name: (weight.stride(), weight.grad.stride()) for name, weight in network.named_parameters()}
+    assert {name for name, (own, gradient) in layouts.items() if own != gradient} == set()

@@ -107,7 +107,8 @@ class Encoder(nn.Module):
         for kernel, stride in LAYERS:
             convolution, inputs = (nn.Conv2d, channels) if parts else (FirstConvolution, 1)
             parts += [convolution(inputs, channels, (1, kernel), (1, stride)), FrameNorm(channels), nn.ReLU()]
-        self.layers = nn.Sequential(*parts).to(memory_format=torch.channels_last)
+        self.layers = nn.Sequential(*parts)
+        self.layers[1:].to(memory_format=torch.channels_last)  # not the first, a product, whose gradient is not
         self.dim = channels
 
     def forward(self, waveforms: Tensor) -> Tensor:
