@@ -155,7 +155,10 @@ def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):
     refused(stec("pretrain", "views.area=0.5"), "views.area=0.5: expected two numbers in brackets, such as [0.2,1.0]")
     refused(stec("pretrain", "seed=-1"), "seed=-1: must be at least 0")
     refused(stec("pretrain", "device=gpu"), "device=gpu: choose from auto, cpu, cuda")
-    refused(stec("pretrain", "epochs=1"), "optimizer.warmup_epochs=2.0: is longer than the run; 0 does without")
+    refused(
+        stec("pretrain", "epochs=1"),
+        "optimizer.warmup_epochs=2.0: is longer than the run of 1 epoch(s): add optimizer.warmup_epochs=1, or 0",
+    )
     refused(stec("pretrain", "SimCLR"), "unknown recipe 'SimCLR': did you mean method=simclr?")
     refused(stec("data", "cifar10"), "did you mean data.source=cifar10?")
     refused(stec("pretrain", "--resume", "nowhere"), "nowhere is not a run folder")

@@ -69,4 +69,5 @@ class Checks:
         """Of the optimizer."""
         self.require(self.value_of("optimizer.momentum") < 1, "optimizer.momentum", "must be below 1")
         warmup = "optimizer.warmup_epochs"
-        self.require(self.value_of(warmup) <= self.config.epochs, warmup, "is longer than the run; 0 does without")
+        longer = f"is longer than the run of {self.config.epochs:,} epoch(s): add {warmup}=1, or 0 for none"
+        self.require(self.value_of(warmup) <= self.config.epochs, warmup, longer)

@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 
 from stec.run import RunFolder
 
+FEW_STEPS = 3  # an epoch: below, much of it may be an incomplete batch, which is dropped, and the run is short
+
 
 class Settings(Protocol):
     """What the loop reads of a config; see `stec.config.Config` for the meanings."""
@@ -102,3 +104,9 @@ class Task(ABC):
         """What the state of the module holds of a part of it, by the part's own names."""
         prefix = next(f"{name}." for name, module in self.module.named_modules() if module is part)
         return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def fewer_each(items: int) -> str:
+    """For the person whose batches are too large: a batch size of which so many items make more than a few steps."""
+    size = 2 ** max(1, (items // FEW_STEPS).bit_length() - 1)
+    return f"batch_size={size} makes {items // size}"

@@ -34,9 +34,8 @@ from stec.optim import create_optimizer, scaled_rate, warmup_cosine
 from stec.processes import mean, shares
 from stec.reporter import Reporter
 from stec.run import RunFolder
+from stec.task import FEW_STEPS, fewer_each
 from stec.views import ViewBatch, Views
-
-FEW_STEPS = 3  # an epoch: below, much of it may be an incomplete batch, which is dropped, and the run is short
 
 
 class Trainee(nn.Module):
@@ -102,8 +101,9 @@ def _pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Repor
         reporter.note(f"no GPU: {config.encoder} is slow here; {quick} is many times as fast")
     steps = len(dataset.train) // config.batch_size
     if 0 < steps < FEW_STEPS and config.data.source != "shapes":
-        few = f"batch_size={config.batch_size} makes {steps} step(s) an epoch of {len(dataset.train):,} images"
-        reporter.note(f"{few}, {steps * config.epochs:,} in all: more epochs or smaller batches make more")
+        few = f"batch_size={config.batch_size} makes {steps} step{'s' if steps > 1 else ''} an epoch"
+        smaller = f"more epochs make more, and {fewer_each(len(dataset.train))} an epoch"
+        reporter.note(f"{few} of {len(dataset.train):,} images, {steps * config.epochs:,} in all: {smaller}")
 
     torch.manual_seed(config.seed)
     views, method = build(config)
