@@ -275,6 +275,16 @@ def test_streamed_data_trains_the_same_encoder_as_resident_data(train, tmp_path)
     assert summary["linear"] is not None
 
 
+def test_few_images_to_test_say_how_little_they_tell(train):
+    for number, notes in {
+        100: ["only 100 images to test: accuracies are uncertain by up to 10 points"],
+        400: [],
+    }.items():
+        reporter = Silent()
+        train(f"of{number}", f"data.test_images={number}", "epochs=1", reporter=reporter)
+        assert [note for note in reporter.notes if "uncertain" in note] == notes
+
+
 def test_a_batch_larger_than_the_data_is_refused(train):
     with pytest.raises(UserError, match=r"batch_size=100 is larger .* \(96 examples\), .* batch_size=32 makes 3"):
         train("run", "batch_size=100")

@@ -37,6 +37,8 @@ from stec.run import RunFolder
 from stec.task import FEW_STEPS, fewer_each
 from stec.views import ViewBatch, Views
 
+SURE = 400  # images to test: with fewer, accuracies are uncertain by more than five points
+
 
 class Trainee(nn.Module):
     """What the optimizer sees: the method, and a linear probe that learns beside it without touching it."""
@@ -147,6 +149,9 @@ def _note_data(dataset: DataSet, classes: int, reporter: Reporter) -> None:
     kept = "resident" if dataset.resident else "streamed"
     size = f"{dataset.size} px"
     reporter.note(f"data: {dataset.name}, {len(dataset.train):,} images to train{test}, {size}, {labels}, {kept}")
+    if dataset.test is not None and len(dataset.test) < SURE:
+        number, unsure = len(dataset.test), 98 / len(dataset.test) ** 0.5  # 95 % interval, at an accuracy of 50 %
+        reporter.note(f"only {number:,} images to test: accuracies are uncertain by up to {unsure:.0f} points")
     if dataset.skipped:
         reporter.note(f"data: {len(dataset.skipped)} unreadable file(s) left out")
 
