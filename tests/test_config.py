@@ -153,6 +153,7 @@ def test_vicreg_has_a_rate_of_its_own_in_the_default_recipe():
         (["data=cifar10"], "'data' is a group of keys, such as data.source=..."),
         (["data=cifar10", "data.root=here"], "'data' is a group of keys"),
         (["epochs="], "epochs"),
+        ([f"seed={2**64}"], f"seed={2**64}: must be below 4294967296"),
         (["=3"], "'=3': expected key=value"),
         (["views.area=[0.1"], "cannot read"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 from stec.errors import UserError, nearest
 
 FEW = 4  # choices that are all named
+MANY_SEEDS = 2**32
 
 
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
@@ -64,6 +65,10 @@ class Checks:
         for key, least in bounds.items():
             value = self.value_of(key)
             self.require(value is None or value >= least, key, f"must be at least {least}")
+
+    def require_seed(self) -> None:
+        """One that all libraries take."""
+        self.require(self.value_of("seed") < MANY_SEEDS, "seed", f"must be below {MANY_SEEDS}")
 
     def require_schedule(self) -> None:
         """Of the optimizer."""

@@ -392,4 +392,5 @@ def check_values(config: Config) -> None:
     )
     require(config.identity.groups >= 2, "identity.groups", leak)
     require(0 < config.audio.test_speakers < 1, "audio.test_speakers", "must be above 0 and below 1")
+    checks.require_seed()
     checks.require_schedule()

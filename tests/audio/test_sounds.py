@@ -14,8 +14,10 @@ from stec.audio import files
 from stec.audio.alignment import Aligned, labels_of, read_alignment
 from stec.audio.arrays import open_arrays, save_arrays
 from stec.audio.files import open_folder, speaker_of
+from stec.audio.loading import open_sounds
 from stec.audio.sounds import UNKNOWN, join, split
 from stec.audio.windows import Windows, waveform
+from stec.config import load
 from stec.data.decoding import UnreadableError
 from stec.errors import UserError
 
@@ -191,6 +193,11 @@ def test_librispeech_is_read_with_its_phones(librispeech):
 
 
 # --- alignments ---
+
+
+def test_an_alignment_that_would_not_be_read_is_refused():
+    with pytest.raises(UserError, match=r"audio.alignment: data.source=utterances holds its phones itself"):
+        open_sounds(load("audio/cpc", ["audio.alignment=phones.txt"]))
 
 
 def test_an_alignment_may_be_compressed_and_its_mistakes_are_named(tmp_path):

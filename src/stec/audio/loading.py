@@ -27,6 +27,8 @@ def open_sounds(config: Config) -> Sounds:
     if source not in SOURCES:
         hint = "start from a recipe such as audio/cpc" if source in IMAGES else nearest(source, SOURCES)
         raise UserError(f"data.source={source}: method={config.method} learns from sound; {hint}")
+    if source != "folder" and config.audio.alignment:
+        raise UserError(f"audio.alignment: data.source={source} holds its phones itself; leave it out")
     if source == "utterances":
         return synthesise(config.audio.speakers, config.audio.utterances)
     if config.data.root is None:
@@ -35,8 +37,6 @@ def open_sounds(config: Config) -> Sounds:
     alignment = Path(config.audio.alignment).expanduser() if config.audio.alignment else None
     if source == "folder":
         return open_folder(root, alignment, worker_count(config.data))
-    if alignment is not None:
-        raise UserError("audio.alignment: arrays hold their phones themselves; leave it out")
     return open_arrays(root)
 
 

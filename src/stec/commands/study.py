@@ -15,7 +15,9 @@ app = typer.Typer()
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")]
 Images = Annotated[int, typer.Option(min=2, help="How many images to look at.")]
-Seed = Annotated[int, typer.Option(min=0, help="Which images, which views of them, and UMAP's own chance.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**32 - 1, help="Which images, which views of them, and UMAP's own chance.")
+]
 
 
 @app.command()

@@ -168,6 +168,7 @@ def _check(given: TransferConfig) -> None:
     scale = given.segmentation.scale
     require(len(scale) == 2 and 0 < scale[0] <= scale[1], "segmentation.scale", "needs 0 < low <= high, as [0.5,2.0]")
     require(all(0 < part < 1 for part in given.optimizer.drops), "optimizer.drops", "are parts of the run, 0 to 1")
+    checks.require_seed()
     checks.require_schedule()
     if given.data.source == "voc":
         require(given.data.root is not None, "data.root", "say where the images lie: data.root=PATH")
