@@ -239,4 +239,4 @@ def _in_place_of(pictures: Pictures, wanted: int) -> Iterator[int]:
 
 def allowed_failures(number: int) -> int:
     """How many of this many images may be unreadable: one in a hundred, of fewer one, but not all."""
-    return min(max(1, number // 100), number - 1)
+    return max(0, min(max(1, number // 100), number - 1))
