@@ -45,9 +45,10 @@ class Interruption:
 
 def serve(worker: int = 0) -> None:
     """For processes that read data: they get the same signals, and end when the run that they work for does."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # of all threads: one of them looks who sent it
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_by_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
@@ -56,3 +57,11 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def _end_by_parent() -> None:
+    """A run whose error still holds the loader sends SIGTERM as it ends, and waits; that of others is for the run."""
+    parent = multiprocessing.parent_process()
+    while parent is not None:
+        if signal.sigwaitinfo({signal.SIGTERM}).si_pid == parent.pid:
+            os._exit(0)

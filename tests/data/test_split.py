@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -128,6 +130,25 @@ def test_an_image_with_a_label_is_replaced_by_one_with_a_label(tmp_path, write_i
     (tmp_path / "train" / "bee" / "119.png").write_bytes(b"broken")
     split = load_with("never", "folder", str(tmp_path), workers=0).train
     assert next(split.batches(torch.tensor([121, 122]), 2)).labels.tolist() == [1, 0]
+
+
+def test_readers_end_by_a_signal_of_their_run_alone(tmp_path, write_image):
+    """A scheduler's reaches them too, while the run still saves; and a run that ends by an error waits for them."""
+    for i in range(8):
+        write_image(tmp_path / f"{i}.png")
+    before = set(multiprocessing.active_children())
+    batches = load_with("never", "folder", str(tmp_path), workers=1).train.batches(torch.arange(8), 2)
+    next(batches)
+    (reader,) = set(multiprocessing.active_children()) - before
+    subprocess.run(["/bin/kill", "-TERM", str(reader.pid)], check=True)
+    next(batches)
+    reader.join(0.5)
+    assert reader.is_alive()
+    reader.terminate()
+    reader.join(5)
+    ended = not reader.is_alive()
+    reader.kill()  # else the tests, too, would wait for it
+    assert ended
 
 
 def test_stream_of_broken_files_stops(tmp_path):
