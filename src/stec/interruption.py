@@ -46,9 +46,12 @@ class Interruption:
 def serve(worker: int = 0) -> None:
     """For processes that read data: they get the same signals, and end when the run that they work for does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # of all threads: one of them looks who sent it
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # of all threads: one of them looks who sent it
+        threading.Thread(target=_end_by_parent, daemon=True).start()
+    else:  # macOS does not tell who
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    threading.Thread(target=_end_by_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
