@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stec.errors import UserError, nearest
 
 FEW = 4  # choices that are all named
-MANY_SEEDS = 2**32
-
+MANY = 2**32
 
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
 
@@ -66,9 +66,14 @@ class Checks:
             value = self.value_of(key)
             self.require(value is None or value >= least, key, f"must be at least {least}")
 
-    def require_seed(self) -> None:
-        """One that all libraries take."""
-        self.require(self.value_of("seed") < MANY_SEEDS, "seed", f"must be below {MANY_SEEDS}")
+    def require_usable(self) -> None:
+        """Numbers that all libraries take."""
+        for key, value in _leaves(dataclasses.asdict(self.config)):
+            for number in value if isinstance(value, tuple | list) else [value]:
+                if isinstance(number, int):
+                    self.require(number < MANY, key, f"must be below {MANY}")
+                if isinstance(number, float):
+                    self.require(math.isfinite(number), key, "must be finite")
 
     def require_schedule(self) -> None:
         """Of the optimizer."""
@@ -76,3 +81,12 @@ class Checks:
         warmup = "optimizer.warmup_epochs"
         longer = f"is longer than the run of {self.config.epochs:,} epoch(s): add {warmup}=1, or 0 for none"
         self.require(self.value_of(warmup) <= self.config.epochs, warmup, longer)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and their values."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

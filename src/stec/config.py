@@ -367,6 +367,7 @@ def check_values(config: Config) -> None:
     value_of, require = checks.value_of, checks.require
     checks.require_choices(CHOICES)
     checks.require_at_least(AT_LEAST)
+    checks.require_usable()
     actions = config.manipulation.action.split("+")
     known = SOUND_ACTIONS if config.method == "stec-cpc-actions" else ACTIONS
     for action in actions:
@@ -392,5 +393,4 @@ def check_values(config: Config) -> None:
     )
     require(config.identity.groups >= 2, "identity.groups", leak)
     require(0 < config.audio.test_speakers < 1, "audio.test_speakers", "must be above 0 and below 1")
-    checks.require_seed()
     checks.require_schedule()

@@ -160,6 +160,7 @@ def _check(given: TransferConfig) -> None:
     value_of, require = checks.value_of, checks.require
     checks.require_choices(_CHOICES)
     checks.require_at_least(_AT_LEAST)
+    checks.require_usable()
     require(given.data.size % 32 == 0, "data.size", "must be a multiple of 32")
     for key in ("detection.sides", "detection.test_side"):
         sides = value_of(key) if key.endswith("s") else (value_of(key),)
@@ -168,7 +169,6 @@ def _check(given: TransferConfig) -> None:
     scale = given.segmentation.scale
     require(len(scale) == 2 and 0 < scale[0] <= scale[1], "segmentation.scale", "needs 0 < low <= high, as [0.5,2.0]")
     require(all(0 < part < 1 for part in given.optimizer.drops), "optimizer.drops", "are parts of the run, 0 to 1")
-    checks.require_seed()
     checks.require_schedule()
     if given.data.source == "voc":
         require(given.data.root is not None, "data.root", "say where the images lie: data.root=PATH")
