@@ -265,8 +265,8 @@ def test_a_damaged_shard_is_named(stec, shards, damage):
         path.symlink_to("nowhere")
     code, _, err = stec("data", "data.source=shards", f"data.root={shards}")
     assert code == 2
-    assert err.startswith(f"stec: {path} is damaged (")
-    assert err.endswith("get it again, or leave it out; more than 1 % of 6 shards cannot be read\n")
+    assert err.startswith(f"stec: {path} cannot be read (")
+    assert err.endswith("mend it, or leave it out; these are more than 1 % of 6 shards\n")
     assert err.count("\n") == 1
 
 

@@ -125,7 +125,7 @@ def test_a_shard_that_never_comes_is_named(shards, pattern, tmp_path, monkeypatc
     assert pattern.asked["train-000001.tar"] == (1 if trouble == "missing" else 3), "it is not asked for every image"
     assert "train-000001.tar" not in tars(tmp_path / "cache")
     (shards / f"train-000001.tar{SUFFIX}").unlink()
-    with pytest.raises(UserError, match=r"train-000001\.tar is damaged"):
+    with pytest.raises(UserError, match=r"train-000001\.tar cannot be read"):
         open_with(pattern.pattern, cache=str(tmp_path / "other"))
 
 

@@ -213,8 +213,8 @@ def _open(shards: Sequence[str], size: int, buffer: int, store: Store, skipped: 
     if len(damaged) > len(found) // 100:
         more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         raise UserError(
-            f"{damaged[0].name} is damaged ({damaged[0].reason}){more}: get it again, or leave it out; "
-            f"more than 1 % of {len(found)} shards cannot be read"
+            f"{damaged[0].name} cannot be read ({damaged[0].reason}){more}: mend it, or leave it out; "
+            f"these are more than 1 % of {len(found)} shards"
         )
     for name, reason in damaged:
         logger.warning("cannot read the shard %s (%s): left out", name, reason)
