@@ -168,19 +168,6 @@ def test_unreadable_images_are_named_and_left_out(tmp_path, write_image, caplog)
 
 
 @pytest.mark.parametrize("resident", ["always", "never"])
-def test_one_unreadable_image_of_a_few_is_left_out_or_replaced(tmp_path, write_image, resident, caplog):
-    for i in range(20):
-        write_image(tmp_path / f"{i:03}.png")
-    (tmp_path / "003.png").write_bytes(b"broken")
-    everything(load_folder(tmp_path, resident=resident).train)
-    assert "003.png" in caplog.text
-    (tmp_path / "alone").mkdir()
-    (tmp_path / "alone" / "a.png").write_bytes(b"broken")
-    with pytest.raises(UserError, match="of 1 images cannot be read"):
-        everything(load_folder(tmp_path / "alone", resident=resident).train)
-
-
-@pytest.mark.parametrize("resident", ["always", "never"])
 def test_more_than_one_percent_unreadable_is_fatal(tmp_path, write_image, resident):
     for i in range(150):
         write_image(tmp_path / f"{i:03}.png")

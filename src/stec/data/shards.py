@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stec.data.arrays import CLASSES, parse_classes
 from stec.data.decoding import Picture, UnreadableError, decode
-from stec.data.pictures import Collection, Encoded, Failure
+from stec.data.pictures import Collection, Encoded, Failure, allowed_failures
 from stec.data.shard_index import DamagedError, Index
 from stec.data.store import DownloadError, Store, get, is_address
 from stec.errors import UserError
@@ -210,7 +210,7 @@ def _open(shards: Sequence[str], size: int, buffer: int, store: Store, skipped: 
     with ThreadPoolExecutor(_THREADS) as pool:
         found = dict(zip(shards, pool.map(look, shards), strict=True))
     damaged = [entry for entry in found.values() if isinstance(entry, Failure)]
-    if len(damaged) > len(found) // 100:
+    if len(damaged) > allowed_failures(len(found)):
         more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         raise UserError(
             f"{damaged[0].name} cannot be read ({damaged[0].reason}){more}: mend it, or leave it out; "

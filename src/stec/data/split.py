@@ -83,7 +83,7 @@ class StreamedSplit:
         return len(self._pictures)
 
     def batches(self, order: Tensor, batch_size: int, drop_last: bool = True) -> Iterator[Batch]:
-        """Read ahead. An unreadable image is replaced by a neighbour and logged once; more than a few are fatal."""
+        """Read ahead. An unreadable image is replaced by a neighbour and logged once; over 1 % are fatal."""
         loader: DataLoader[Block] = DataLoader(
             _Blocks(self._pictures, self._size),
             batch_sampler=(chosen.tolist() for chosen in _cut(order, batch_size, drop_last)),
@@ -197,7 +197,7 @@ def report_failures(failures: Iterable[Failure], consequence: str) -> None:
 
 
 def check_failures(failures: Sequence[Failure], number: int, what: str = "images") -> None:
-    """Stop if more of this many images are unreadable than may be: one percent, or a single one."""
+    """Stop if more than one percent of this many images are unreadable."""
     if len(failures) > allowed_failures(number):
         names = ", ".join(failure.name for failure in failures[:3])
         more = ", ..." if len(failures) > 3 else ""
