@@ -67,3 +67,11 @@ def test_the_predictor_is_a_bottleneck_of_a_quarter() -> None:
     assert layers == [(7, 11), (11, 20), (20, 5), (5, 20)]
     assert isinstance(model.projector[-1], nn.BatchNorm1d)
     assert SimSiam(encoder, IdentityConfig(output=2)).predictor[0].out_features == 1
+
+
+def test_all_dimensions_of_the_projections_count_alike_for_ever() -> None:
+    """As in the authors' code, the output is normalised without a scale that training could shrink."""
+    model = Model("simsiam")
+    assert not list(model.identity.projector[-1].parameters())
+    z = model.identity.projector(100 * torch.randn(64, model.identity.projector[0].in_features))
+    torch.testing.assert_close(z.var(dim=0, correction=0), torch.ones(z.shape[1]), rtol=0.01, atol=0)

@@ -16,12 +16,15 @@ class SimSiam(Identity):
     """Negative cosine between prediction and projection; the stopped gradient keeps it from collapsing.
 
     The projector has two layers, as in the paper's CIFAR experiments and in AugSelf's on STL-10 (three on ImageNet),
-    with batch norm on its output. The predictor's hidden layer is a bottleneck, a quarter of the output.
+    with batch norm on its output. That has no scale, as in the authors' code: a trained one lets the projections
+    shrink to the few dimensions that are predicted best. The predictor's hidden layer is a bottleneck, a quarter of
+    the output.
     """
 
     def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
         super().__init__(encoder, config)
-        self.projector = projector(int(encoder.dim), config.hidden, config.output)  # type: ignore[arg-type]
+        dim = int(encoder.dim)  # type: ignore[arg-type]
+        self.projector = projector(dim, config.hidden, config.output, output_scale=False)
         self.predictor = mlp(config.output, max(1, config.output // 4), config.output)
 
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:

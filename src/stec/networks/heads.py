@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 
-def projector(dim: int, hidden: int, output: int, output_norm: bool = True) -> nn.Sequential:
+def projector(dim: int, hidden: int, output: int, output_norm: bool = True, output_scale: bool = True) -> nn.Sequential:
     """g: features (B, dim) to the space (B, output) in which the identity of objects is compared.
 
     One hidden layer, with batch norm behind both linear layers, as in google-research/simclr. Neither linear
@@ -17,6 +17,7 @@ def projector(dim: int, hidden: int, output: int, output_norm: bool = True) -> n
         hidden: Units of the hidden layer.
         output: Dimensions of the projection.
         output_norm: Whether the output is normalised; methods with a target network leave that out.
+        output_scale: Whether that norm has a trained scale.
     """
     layers = [
         nn.Linear(dim, hidden, bias=False),
@@ -25,7 +26,7 @@ def projector(dim: int, hidden: int, output: int, output_norm: bool = True) -> n
         nn.Linear(hidden, output, bias=False),
     ]
     if output_norm:
-        layers.append(_unbiased_batch_norm(output))
+        layers.append(_unbiased_batch_norm(output) if output_scale else nn.BatchNorm1d(output, affine=False))
     return nn.Sequential(*layers)
 
 
