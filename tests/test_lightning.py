@@ -62,6 +62,17 @@ def test_four_steps_are_those_of_a_loop_by_hand(name, images):
     assert "turn" not in trainer.logged_metrics
 
 
+def test_a_predictor_whose_rate_is_constant(images):
+    module = LitStec(stec.config.load("default", [*WORDS, "method=simsiam", "identity.predictor_rate=constant"]))
+    trainer = fit(module, DataLoader(TensorDataset(images), batch_size=16))
+    (optimizer,) = trainer.optimizers
+    predictor = {id(p) for p in module.method.identity.predictor.parameters()}
+    for group in optimizer.param_groups:
+        steady = {id(p) in predictor for p in group["params"]}
+        assert steady in ({True}, {False})
+        assert group["lr"] == pytest.approx(1 / 16 if steady == {True} else 0)
+
+
 def test_mixed_precision_trains(images):
     module = LitStec(stec.config.load("default", [*WORDS, "method=stec"]))
     trainer = fit(module, DataLoader(TensorDataset(images), batch_size=16), epochs=1, precision="bf16-mixed")

@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -283,6 +284,27 @@ def test_plain_modules_may_stand_beside_the_model():
     model, head = nn.Linear(4, 3, bias=False), nn.Linear(3, 2)
     kinds = by_kind(parameter_groups(model, 0.1, 0.001, plain=[head]))
     assert kinds == {"lars": [id(model.weight)], "plain": [id(head.weight)], "free": [id(head.bias)]}
+
+
+def test_decay_of_all_parameters_makes_the_steps_of_torch_sgd():
+    torch.manual_seed(0)
+    model = mlp(6, 8, 4)
+    for p in model.parameters():
+        p.data = torch.randn_like(p)
+    other = copy.deepcopy(model)
+    settings = OptimizerConfig(weight_decay=0.1, decayed="all", trust=0.0)
+    ours = create_optimizer(settings, model, rate=0.05)
+    theirs = torch.optim.SGD(other.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+    for _ in range(3):
+        x = torch.randn(16, 6)
+        for each, optimizer in ((model, ours), (other, theirs)):
+            optimizer.zero_grad()
+            each(x).square().mean().backward()
+            optimizer.step()
+    for found, wanted in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted)
+    free = create_optimizer(dataclasses.replace(settings, decayed="weights"), model, rate=0.05).param_groups[-1]
+    assert free["weight_decay"] == 0
 
 
 def test_there_are_no_empty_groups():

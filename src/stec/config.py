@@ -75,6 +75,7 @@ class IdentityConfig:
     alpha: float = 1.0  # relic: weight of the invariance term
     queue: int = 65536  # moco: target embeddings kept as negatives
     groups: int = 2  # moco: parts of a shuffled batch that the target normalises by themselves
+    predictor_rate: str = "falling"  # simsiam: falling with the other rates; constant: it keeps up with the projections
     invariance: float = 25.0  # vicreg: weights of its three terms
     variance: float = 25.0
     covariance: float = 1.0
@@ -126,6 +127,7 @@ class OptimizerConfig:
     rate: float = 1.0  # learning rate per 256 images in the batch; for sound the rate itself
     momentum: float = 0.9  # adamw: decay of the mean gradient
     weight_decay: float = 1e-6
+    decayed: str = "weights"  # what weight_decay shrinks: weights; all: norms and biases, too
     trust: float = 0.001  # lars: steps relative to the weights, by the rate; larc: the most of them; 0 is plain SGD
     warmup_epochs: float = 10
 
@@ -191,7 +193,7 @@ def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
     """A recipe (its name, or the path of a YAML file) with `key=value` words laid over it."""
     config: Config = load_as(Config, recipe, words)
     given = _dotlist(words)
-    for key in ("name", "momentum", "trust") if config.method in SOUND else ():
+    for key in ("name", "momentum", "trust", "decayed") if config.method in SOUND else ():
         if key in given.get("optimizer", {}):
             raise UserError(f"optimizer.{key}: sound is always trained with Adam, which has rate and weight_decay")
     for group in foreign_groups(config):

@@ -350,9 +350,10 @@ class Loop:
         for saved, own in zip(optimizer["param_groups"], self.optimizer.param_groups, strict=True):
             # How steps are computed is up to the device, which may be another one now.
             saved.update((key, value) for key, value in own.items() if key != "params")
+        rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(optimizer)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate_now  # loading has put another tensor in its place
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate  # loading has put another tensor in its place
         self.step, self.seconds, self.unfetched = int(state["step"]), state["seconds"], state["unfetched"]
         if state["pending"] is not None:
             self.pending = list(state["pending"].to(self.fabric.device))

@@ -5,10 +5,12 @@ from __future__ import annotations
 CHOICES = {
     "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet", "shards", "utterances"),
     "data.resident": ("auto", "always", "never"),
+    "identity.predictor_rate": ("falling", "constant"),
     "manipulation.readout": ("classification", "regression"),
     "manipulation.bins": ("uniform", "quantile"),
     "manipulation.components": ("all", "informative"),
     "optimizer.name": ("lars", "larc", "adamw"),
+    "optimizer.decayed": ("weights", "all"),
     "audio.negatives": ("same", "other", "both"),
     "audio.pieces": ("windows", "frames"),
     "device": ("auto", "cpu", "cuda"),

@@ -152,6 +152,8 @@ def create_optimizer(
     model: nn.Module,
     rate: float | Tensor,
     plain: Iterable[nn.Module] = (),
+    steady: Iterable[nn.Module] = (),
+    steady_rate: float = 0.0,
 ) -> torch.optim.Optimizer:
     """The optimizer that the settings name, for what `parameter_groups` makes of the model.
 
@@ -160,8 +162,11 @@ def create_optimizer(
         model: All that is to be trained.
         rate: Learning rate; may be changed before every step. A tensor on a GPU lets a step be recorded.
         plain: See `parameter_groups`.
+        steady: Modules whose rate does not change.
+        steady_rate: That rate.
     """
-    groups = parameter_groups(model, settings.weight_decay, settings.trust, plain)
+    groups = parameter_groups(model, settings.weight_decay, settings.trust, plain, settings.decayed == "all")
+    groups = set_apart(groups, steady, lr=steady_rate, steady=True)
     if settings.name in ("lars", "larc"):
         return LARS(groups, rate, settings.momentum, clip=settings.name == "larc")
     for group in groups:
@@ -171,7 +176,11 @@ def create_optimizer(
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, trust: float, plain: Iterable[nn.Module] = ()
+    model: nn.Module,
+    weight_decay: float,
+    trust: float,
+    plain: Iterable[nn.Module] = (),
+    decay_all: bool = False,
 ) -> list[dict[str, Any]]:
     """Groups for an optimizer, by the type of the module that owns a parameter, never by its name.
 
@@ -193,6 +202,7 @@ def parameter_groups(
         weight_decay: For the first two kinds.
         trust: For the first kind.
         plain: Modules trained by plain SGD, such as the online linear head; inside of `model` or beside it.
+        decay_all: Whether weight_decay is for the third kind, too, as `torch.optim.SGD(model.parameters())` has it.
     """
     plain = list(plain)
     in_plain = {id(p) for module in plain for p in module.parameters()}
@@ -209,9 +219,20 @@ def parameter_groups(
     groups: list[dict[str, Any]] = [
         {"params": scaled, "weight_decay": weight_decay, "trust": trust},
         {"params": decayed, "weight_decay": weight_decay, "trust": 0.0},
-        {"params": free, "weight_decay": 0.0, "trust": 0.0},
+        {"params": free, "weight_decay": weight_decay if decay_all else 0.0, "trust": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def set_apart(groups: Iterable[dict[str, Any]], modules: Iterable[nn.Module], **keys: Any) -> list[dict[str, Any]]:
+    """The groups, but with the parameters of some modules in groups of their own, which differ in these keys."""
+    theirs = {id(p) for module in modules for p in module.parameters()}
+    parts = []
+    for group in groups:
+        for inside, own in ((False, {}), (True, keys)):
+            some = [p for p in group["params"] if (id(p) in theirs) == inside]
+            parts += [group | {"params": some} | own] if some else []
+    return parts
 
 
 def _owned_parameters(roots: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, nn.Parameter]]:

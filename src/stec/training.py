@@ -167,6 +167,7 @@ class Pretraining(Task):
         self.metrics = trainee.metrics
         self.items, self.fingerprint = len(dataset.train), dataset.fingerprint
         self.units = 2 * config.batch_size
+        self.peak = scaled_rate(config.optimizer.rate, config.batch_size)
         self.warmup = round(config.optimizer.warmup_epochs * (self.items // config.batch_size))
         if fabric.world_size > 1:
             views.draw_for_all(shares(config.batch_size, fabric.world_size), fabric.global_rank)
@@ -186,12 +187,12 @@ class Pretraining(Task):
     def optimizer(self, rate: Tensor) -> Optimizer:
         """The config's; LARS does not scale the probe's steps."""
         plain = [self.trainee.probe] if self.trainee.probe is not None else []
-        return create_optimizer(self.config.optimizer, self.trainee, rate, plain)
+        steady = self.trainee.method.identity.steady()
+        return create_optimizer(self.config.optimizer, self.trainee, rate, plain, steady, self.peak)
 
     def rate(self, step: int, steps: int) -> float:
         """Linear warm-up, cosine decay, in proportion to the batch."""
-        peak = scaled_rate(self.config.optimizer.rate, self.config.batch_size)
-        return peak * warmup_cosine(step, steps, self.warmup)
+        return self.peak * warmup_cosine(step, steps, self.warmup)
 
     def compiled(self, alone: bool) -> Iterable[nn.Module]:
         """All that is trained; with several processes the encoders alone, as losses exchange rows between them."""

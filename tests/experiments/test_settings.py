@@ -16,7 +16,8 @@ OTHER = {
     "manipulation.bins": "quantile", "manipulation.components": "informative", "device": "cpu", "precision": "32",
     "compile": "never", "baselines": "true", "optimizer.momentum": "0.8", "identity.ema": "0.5", "lambda_turn": "0.3",
     "views.test_crop": "0.875", "views.small_area": "[0.1,0.3]", "audio.negatives": "other", "audio.pieces": "frames",
-    "audio.bidirectional": "true", "optimizer.name": "adamw", "audio.alignment": "elsewhere", "strategy": "fsdp",
+    "audio.bidirectional": "true", "optimizer.name": "adamw", "optimizer.decayed": "all",
+    "identity.predictor_rate": "constant", "audio.alignment": "elsewhere", "strategy": "fsdp",
 }  # fmt: skip
 LEAVES = [key for key in _keys() if not any(other.startswith(f"{key}.") for other in _keys())]
 

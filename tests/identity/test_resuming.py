@@ -40,6 +40,22 @@ def test_a_resumed_run_ends_bit_for_bit_as_if_it_had_never_stopped(train, method
     assert losses[0] == losses[1]
 
 
+def test_a_constant_rate_of_the_predictor_is_kept_by_a_resumed_run(train) -> None:
+    words = ("method=simsiam", "identity.predictor_rate=constant")
+    whole, _ = train("whole", *words)
+    falling, _ = train("falling", "method=simsiam")
+    with pytest.raises(Interrupted):
+        train("broken", *words, reporter=InterruptsAt(10))
+    broken = RunFolder.open(train.path / "broken")
+    train.resume(broken)
+    ours, theirs, others = (torch.load(folder.checkpoint) for folder in (broken, whole, falling))
+    torch.testing.assert_close(ours["model"], theirs["model"], rtol=0, atol=0)
+    predictor = "method.identity.predictor.0.weight"
+    assert not torch.equal(theirs["model"][predictor], others["model"][predictor])
+    rates = {bool(group.get("steady")): float(group["lr"]) for group in theirs["optimizer"]["param_groups"]}
+    assert rates[True] > 10 * rates[False]  # at the last of its steps
+
+
 @pytest.mark.parametrize("method", ["relic", "moco", "byol"])
 def test_after_training_the_target_is_behind_the_encoder_and_neither_is_where_it_began(train, method: str) -> None:
     folder, summary = train("run", f"method={method}", "identity.queue=100", "identity.ema=0.5", "epochs=1")

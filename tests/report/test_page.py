@@ -190,7 +190,15 @@ def test_identity_models_say_which_settings_they_read(name):
 
 def test_settings_of_sound_are_those_that_its_method_uses():
     plain, actions = (used(load(f"audio/{name}")) for name in ("cpc", "stec-cpc-actions"))
-    foreign = {"views.size", "turn.hidden", "data.size", "optimizer.trust", "identity.ema", "manipulation.readout"}
+    foreign = {
+        "views.size",
+        "turn.hidden",
+        "data.size",
+        "optimizer.decayed",
+        "optimizer.trust",
+        "identity.ema",
+        "manipulation.readout",
+    }
     assert not foreign & (set(plain) | set(actions))
     own = {"identity.temperature", "audio.lambda_identity", "manipulation.action", "lambda_manip"}
     assert own <= set(actions)

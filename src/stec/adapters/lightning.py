@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -75,13 +76,27 @@ class LitStec(LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         """The config's, with its schedule in steps."""
         settings = self.config.optimizer
-        optimizer = create_optimizer(settings, self.method, scaled_rate(settings.rate, self.config.batch_size))
+        peak = scaled_rate(settings.rate, self.config.batch_size)
+        optimizer = create_optimizer(
+            settings, self.method, peak, steady=self.method.identity.steady(), steady_rate=peak
+        )
         total = int(self.trainer.estimated_stepping_batches)
         warmup = min(total, round(settings.warmup_epochs * total / max(1, self.trainer.max_epochs or 1)))
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmup_cosine(step, total, warmup))
+
+        def factor(step: int) -> float:
+            return warmup_cosine(step, total, warmup)
+
+        factors: list[Callable[[int], float]] = [
+            _constant if group.get("steady") else factor for group in optimizer.param_groups
+        ]
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def save_encoder(self, path: str | Path) -> None:
         """Writes a file that `stec.load` and all `stec` commands read."""
         weights = library_module(self.method.encoder).state_dict()
         save_weights(Path(path), weights, Description.of(self.config).metadata())
+
+
+def _constant(step: int) -> float:
+    return 1.0

@@ -56,7 +56,7 @@ def settings_of(config: Config | TransferConfig, data: str, start: str = "") -> 
 def _settings_of_sound(config: Config, data: str) -> Settings:
     from stec.audio.method import METHODS
 
-    unused = ["data.", "views.", "turn.", "lambda_turn", "optimizer.momentum", "optimizer.trust"]
+    unused = ["data.", "views.", "turn.", "lambda_turn", "optimizer.momentum", "optimizer.trust", "optimizer.decayed"]
     used = ["identity.temperature", "identity.hidden", "identity.output"]
     used += ["manipulation.action", "manipulation.k", "manipulation.hidden"]
     pairing = METHODS[config.method]

@@ -73,6 +73,10 @@ class Identity(nn.Module, ABC):
         """Modules whose batch norms keep to the views of their own process, where others see those of all."""
         return []
 
+    def steady(self) -> list[nn.Module]:
+        """Modules whose learning rate stays at its peak, while that of the others rises and falls."""
+        return []
+
     def after_step(self, progress: Tensor | float) -> None:
         """Called after every optimizer step with the share of training done; moving averages are updated here."""
 

@@ -18,14 +18,17 @@ class SimSiam(Identity):
     The projector has two layers, as in the paper's CIFAR experiments and in AugSelf's on STL-10 (three on ImageNet),
     with batch norm on its output. That has no scale, as in the authors' code: a trained one lets the projections
     shrink to the few dimensions that are predicted best. The predictor's hidden layer is a bottleneck, a quarter of
-    the output.
+    the output. The authors leave its rate constant on ImageNet, others on CIFAR-10, too: `predictor_rate`.
     """
+
+    settings = ("hidden", "output", "predictor_rate")
 
     def __init__(self, encoder: nn.Module, config: IdentityConfig) -> None:
         super().__init__(encoder, config)
         dim = int(encoder.dim)  # type: ignore[arg-type]
         self.projector = projector(dim, config.hidden, config.output, output_scale=False)
         self.predictor = mlp(config.output, max(1, config.output // 4), config.output)
+        self.predictor_rate = config.predictor_rate
 
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """(2B, D) -> loss and accuracy."""
@@ -35,6 +38,10 @@ class SimSiam(Identity):
         loss = average(simsiam(first_prediction, second_prediction, first, second), len(first))
         accuracy = partner_accuracy(gather(first.detach()), gather(second.detach()), own_rows(len(first)))
         return IdentityOutput(loss, average(accuracy, len(first)), projections, (first, second))
+
+    def steady(self) -> list[nn.Module]:
+        """The predictor, where its rate is constant."""
+        return [self.predictor] if self.predictor_rate == "constant" else []
 
     def queries(self, features: Tensor) -> Tensor:
         """The predictions."""

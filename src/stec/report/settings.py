@@ -25,7 +25,8 @@ def _unread(config: Config) -> Iterator[str]:
         pairing = SOUNDS[config.method]
         identity: tuple[str, ...] = ("temperature", "hidden", "output") if pairing.identity else ()
         manipulation = pairing.manipulation
-        yield from ("data.size", "lambda_turn", "optimizer.name", "optimizer.momentum", "optimizer.trust")
+        yield from ("data.size", "lambda_turn")
+        yield from (f"optimizer.{key}" for key in ("name", "momentum", "decayed", "trust"))
         yield from ("manipulation.readout", "manipulation.bins", "manipulation.components")
         yield from () if pairing.identity else ("audio.lambda_identity", "audio.pieces")
     else:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stec.engine import Task
-from stec.optim import LARS, parameter_groups, warmup_steps_down
+from stec.optim import LARS, parameter_groups, set_apart, warmup_steps_down
 from stec.processes import rows_to_draw
 from stec.transfer import detection, segmentation
 from stec.transfer.config import TransferConfig
@@ -57,12 +57,8 @@ class TransferTask(Task):
     def optimizer(self, rate: Tensor) -> Optimizer:
         """Plain SGD; pretrained weights at a rate of their own."""
         settings = self.config.optimizer
-        pretrained = {id(p) for part in self.pretrained for p in part.parameters()}
-        groups = []
-        for group in parameter_groups(self.module, settings.weight_decay, trust=0.0):
-            for known, factor in ((False, 1.0), (True, settings.pretrained)):
-                some = [p for p in group["params"] if (id(p) in pretrained) == known]
-                groups += [group | {"params": some, "factor": factor}] if some else []
+        groups = parameter_groups(self.module, settings.weight_decay, trust=0.0)
+        groups = set_apart(groups, self.pretrained, factor=settings.pretrained)
         return LARS(groups, lr=rate, momentum=settings.momentum)
 
     def rate(self, step: int, steps: int) -> float:
