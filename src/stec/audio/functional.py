@@ -42,28 +42,29 @@ def info_nce(
         candidates = frames
         if pool is not None:
             candidates = torch.cat([frames, frames.flatten(0, 1)[pool].expand(batch, -1, -1)], dim=1)
-        scores = _products(predictions.flatten(1, 2), candidates) / dim**0.5
-        logits = scores.unflatten(1, (length, steps))  # (B, T - K, K, candidates)
+        scores = _products(candidates, predictions.flatten(1, 2)) / dim**0.5
+        logits = scores.unflatten(2, (length, steps))  # (B, candidates, T - K, K)
         times = torch.arange(length, device=frames.device)
         ahead = torch.arange(1, steps + 1, device=frames.device)
-        true = (times[:, None] + ahead).expand(batch, -1, -1)  # (B, T - K, K)
+        true = times[:, None] + ahead  # (T - K, K)
         if pool is not None:
             own = utterances[pool // frames.shape[1]] == utterances[:, None]  # (B, N)
-            window, drawn = logits.split([frames.shape[1], len(pool)], dim=3)
-            drawn = drawn.masked_fill(own[:, None, None], -torch.inf)
+            window, drawn = logits.split([frames.shape[1], len(pool)], dim=1)
+            drawn = drawn.masked_fill(own[:, :, None, None], -torch.inf)
             if negatives == "other":
-                window, true = window.gather(3, true.unsqueeze(3)), torch.zeros_like(true)
-            logits = torch.cat([window, drawn], dim=3)
-        loss = F.cross_entropy(logits.flatten(0, 2), true.flatten(), reduction="none").view_as(true)
-        right = logits.detach().max(dim=3).indices == true  # as argmax, which is slow on CPUs
+                window, true = window.gather(1, true.expand(batch, 1, -1, -1)), torch.zeros_like(true)
+            logits = torch.cat([window, drawn], dim=1)
+        hit = torch.arange(logits.shape[1], device=frames.device)[:, None, None] == true
+        loss = logits.logsumexp(dim=1) - logits.where(hit, 0).sum(dim=1)  # cross entropy, with no scattered gradient
+        right = logits.max(dim=1).indices == true  # as argmax, which is slow on CPUs
         return Prediction(loss.mean(dim=(0, 1)), right.float().mean(dim=(0, 1)))
 
 
-def _products(predictions: Tensor, frames: Tensor) -> Tensor:
-    """Inner products in float32 (B, M, N) of vectors (B, M, D) and (B, N, D), in the precision of the predictions."""
+def _products(frames: Tensor, predictions: Tensor) -> Tensor:
+    """Inner products in float32 (B, N, M) of vectors (B, N, D) and (B, M, D), in the precision of the predictions."""
     if predictions.is_cuda and predictions.dtype == torch.bfloat16:
-        return _Products.apply(predictions, frames.to(predictions.dtype))
-    return predictions.float() @ frames.float().mT
+        return _Products.apply(frames.to(predictions.dtype), predictions)
+    return frames.float() @ predictions.float().mT
 
 
 class _Products(torch.autograd.Function):
