@@ -100,13 +100,13 @@ def test_a_transfer_costs_what_another_seed_of_it_took_or_another_of_its_recipe(
     assert cost_of_repetition(random, book) is None
     for seed, (device, seconds) in enumerate((("NVIDIA H200", 60.0), ("NVIDIA H200", 90.0), ("x86_64 CPU", 9000.0))):
         book.add(made_up(random, seed, device, seconds=seconds))
-    assert cost_of_repetition(random, book) == (1.25, "NVIDIA H200", True)
-    assert cost_of_repetition(trained, book) == (1.25, "NVIDIA H200", False)
+    assert cost_of_repetition(random, book) == (1.0, "NVIDIA H200", True)
+    assert cost_of_repetition(trained, book) == (1.0, "NVIDIA H200", False)
     longer = replace(trained, config=replace(trained.config, epochs=2))
     assert cost_of_repetition(longer, book) is None
     console = Console(width=80, file=io.StringIO())
     show_plan(console, mine, book, missing(mine, book, 4), 4, tmp_path / "runs")
-    assert "5 of them 6 minutes on NVIDIA H200" in console.file.getvalue()
+    assert "5 of them 5 minutes on NVIDIA H200" in console.file.getvalue()
 
 
 def test_another_start_or_task_is_another_setting(mine):

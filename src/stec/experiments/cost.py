@@ -1,4 +1,7 @@
-"""What missing runs would cost, from speeds that were measured: of the same kind of run, or else of a like one."""
+"""What missing runs would cost, from speeds that were measured: of the same kind of run, or else of a like one.
+
+The fastest of them counts: a run that shared its device with others was slower than it would be alone.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from stec.config import SOUND, Config
@@ -95,7 +97,7 @@ def cost_of(cell: Cell, speeds: dict[Kind, list[Speed]]) -> Cost | None:
 
     device = min((speed.device for _, speed in found), key=_gpu_first)
     nearest = min((kind for kind, speed in found if speed.device == device), key=distance)
-    rate = median(speed.rate for speed in speeds[nearest] if speed.device == device) * nearest.work / wanted.work
+    rate = max(speed.rate for speed in speeds[nearest] if speed.device == device) * nearest.work / wanted.work
     views = 2 * config.epochs * (images // config.batch_size) * config.batch_size
     return Cost(views / rate / 60, device, nearest == wanted)
 
@@ -115,7 +117,7 @@ def cost_of_repetition(cell: Cell, book: Book) -> Cost | None:
         return None
     device = min((run.summary["device"] for run in found), key=_gpu_first)
     seconds = [run.metric("seconds") or 0.0 for run in found if run.summary["device"] == device]
-    return Cost(median(seconds) / 60, device, found[0].hash == cell.hash)
+    return Cost(min(seconds) / 60, device, found[0].hash == cell.hash)
 
 
 def kind_of(config: Config) -> Kind:
