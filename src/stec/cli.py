@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -27,6 +26,7 @@ from stec.config import SOUND, Config, read_recipe, recipe_names
 from stec.errors import Stopped, UserError
 from stec.faults import describe
 from stec.progress import SPEEDS
+from stec.reporter import hush
 
 # Threads that wait for each other soon sleep instead of spinning: hardly slower on idle cores, and several times faster
 # where other programs use them too. OpenMP reads this when PyTorch is loaded, which is why no import above loads it.
@@ -253,11 +253,7 @@ def main() -> None:
     logger = logging.getLogger("stec")
     logger.handlers = [Saying()]
     logger.setLevel(logging.INFO)
-    for chatty in ("lightning_fabric", "lightning.fabric"):  # the package itself sets its level when it is imported
-        logging.getLogger(f"{chatty}.utilities.rank_zero").setLevel(logging.WARNING)
-        logging.getLogger(f"{chatty}.utilities.distributed").setLevel(logging.WARNING)
-    # The compiler suggests TensorFloat32, and tells of its own decisions; crops and logits are kept exact on purpose.
-    warnings.filterwarnings("ignore", module=r"torch\._inductor")
+    hush()
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         app()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from typing import NamedTuple, Protocol
 
 
@@ -34,3 +36,12 @@ class Nobody:
 
     def progress(self, progress: Progress) -> None:
         """Nothing."""
+
+
+def hush() -> None:
+    """Keeps remarks of Lightning and of the compiler from whoever watches."""
+    for chatty in ("lightning_fabric", "lightning.fabric"):  # the package itself sets its level when it is imported
+        logging.getLogger(f"{chatty}.utilities.rank_zero").setLevel(logging.WARNING)
+        logging.getLogger(f"{chatty}.utilities.distributed").setLevel(logging.WARNING)
+    # The compiler suggests TensorFloat32, and tells of its own decisions; crops and logits are kept exact on purpose.
+    warnings.filterwarnings("ignore", module=r"torch\._inductor")

@@ -166,6 +166,38 @@ def test_every_process_sees_one_gpu(monkeypatch):
     assert seen == ["2", "5", "7", "2", "5", "7", "2", "5", None, None]
 
 
+def test_it_is_told_how_far_runs_are_that_other_processes_make(tmp_path, grid, monkeypatch):
+    enough = threading.Event()
+
+    class Slow(_Worker):
+        pool = type("Pool", (), {"shutdown": lambda self: None})()
+
+        def __init__(self, gpu):
+            pass
+
+        def do(self, job):
+            job.path.mkdir(parents=True)
+            (job.path / "metrics.jsonl").write_text('{"step": 9, "epoch": 1.75}\n{"step": 10, "epo')
+            assert enough.wait(60)
+            return job
+
+    class Watching(Silent):
+        def note(self, text):
+            told.append(text)
+            if "epoch" in text:
+                enough.set()
+
+    told = []
+    monkeypatch.setattr("stec.experiments.engine._Worker", Slow)
+    monkeypatch.setattr("stec.experiments.engine.TELL", 0.2)
+    jobs = jobs_of(grid, tmp_path, 2)
+    assert sorted(job.path for job in Local(1).run(jobs, Watching())) == sorted(job.path for job in jobs)
+    assert told[:2] == [
+        "2 runs on 1 process(es)",
+        f"{jobs[0].path.name}: epoch 1 of {jobs[0].config.epochs}",
+    ], "and nothing of what has not begun"
+
+
 def test_what_is_asked_of_engines(monkeypatch):
     assert isinstance(create_engine("ray"), Cluster)
     assert create_engine(None, 3).processes == create_engine("local", 3).processes == 3

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -17,8 +17,10 @@ from typing import NamedTuple, Protocol
 
 from stec.errors import Stopped, UserError, nearest
 from stec.experiments.jobs import Job, perform
-from stec.reporter import Nobody, Reporter
+from stec.reporter import Nobody, Reporter, hush
+from stec.run import RunFolder
 
+TELL = 60.0  # seconds without news after which it is told how far the runs are
 ATTEMPTS = 3  # at a job whose process is killed, or fails for a reason that is no mistake in the experiment
 
 
@@ -65,18 +67,26 @@ class Local:
         free: SimpleQueue[_Worker] = SimpleQueue()
         for worker in workers:
             free.put(worker)
+        at_work: list[Job] = []
 
         def do(job: Job) -> Outcome:
             worker = free.get()
+            at_work.append(job)
             try:
                 return worker.do(job)
             finally:
+                at_work.remove(job)
                 free.put(worker)
 
         threads = ThreadPoolExecutor(count)
         try:
-            for future in as_completed([threads.submit(do, job) for job in jobs]):
-                yield future.result()
+            waiting = {threads.submit(do, job) for job in jobs}
+            while waiting:
+                ready, waiting = wait(waiting, TELL, FIRST_COMPLETED)
+                for future in ready:
+                    yield future.result()
+                if not ready and at_work:
+                    reporter.note("; ".join(map(_how_far, tuple(at_work))))
         except BaseException:
             for worker in workers:
                 worker.stop()
@@ -155,6 +165,12 @@ def given_up(reason: str) -> str:
     return f"{reason} (given up after {ATTEMPTS} attempts; the same command tries again)"
 
 
+def _how_far(job: Job) -> str:
+    """A run that another process is at, as its folder tells."""
+    epochs = [record["epoch"] for record in RunFolder(job.path, job.recipe).metrics() if "epoch" in record]
+    return f"{job.path.name}: epoch {int(epochs[-1]) if epochs else 0} of {job.config.epochs}"
+
+
 def _visible_gpus() -> list[str]:
     import torch
 
@@ -164,6 +180,7 @@ def _visible_gpus() -> list[str]:
 
 def _begin(gpu: str | None, parent: Connection) -> None:
     """What a new process does first."""
+    hush()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it, which passes it on
