@@ -35,7 +35,7 @@ logger = logging.getLogger("stec")
 
 def open_folder(root: Path, alignment: Path | None, workers: int) -> Sounds:
     """Reads all files into memory, at 16 kHz; what cannot be used is named and left out, if it is little."""
-    soundfile, soxr = _package("soundfile"), _package("soxr")
+    soundfile, soxr = package("soundfile"), package("soxr")
     require_folder(root, "data.root=")
     labels = read_alignment(alignment) if alignment is not None else None
     paths = file_names(root, EXTENSIONS, "sound files")
@@ -105,8 +105,9 @@ def read(path: Path, soundfile: ModuleType, soxr: ModuleType) -> np.ndarray:
     return np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16)
 
 
-def _package(name: str) -> ModuleType:
+def package(name: str, use: str = "sound files are read with", extra: str = "audio") -> ModuleType:
+    """One that only sound needs."""
     try:
         return importlib.import_module(name)
     except (ImportError, OSError):  # OSError: soundfile without its library
-        raise UserError(f"sound files are read with {name}: pip install 'stec[audio]'") from None
+        raise UserError(f"{use} {name}: pip install 'stec[{extra}]'") from None

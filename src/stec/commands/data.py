@@ -1,4 +1,4 @@
-"""Commands of data: what sources there are, what one holds, and one written as shards."""
+"""Commands of data: what sources there are, what one holds, one written as shards, and the phones of speech."""
 
 from __future__ import annotations
 
@@ -115,3 +115,37 @@ def shard(
     skipped = f", {written.skipped} unreadable left out" if written.skipped else ""
     say(f"{out}: {images}{skipped}, in {written.shards} shard(s) of {written.size / 1e6:,.1f} MB together")
     hint(f"stec pretrain folder data.source=shards data.root={out}")
+
+
+@app.command()
+def align(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="To be made; compressed if it ends in .gz.")],
+    words: Words = None,
+    pronunciations: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of words that are missing, a line each: word PHONE PHONE ...")
+    ] = None,
+) -> None:
+    """Finds the phones of English speech whose words are known, by pocketsphinx: a file for audio.alignment."""
+    from stec.audio.aligning import write_alignment
+    from stec.data.loading import worker_count
+
+    _, config = recipe_and_config(words or [])
+    if config.method not in SOUND or config.data.source != "folder" or config.data.root is None:
+        raise UserError("sound files are aligned: stec data align audio/librispeech data.root=PATH -o FILE")
+    root = Path(config.data.root).expanduser()
+    with counting("recordings") as counter:
+        written = write_alignment(root, out, worker_count(config.data), pronunciations, counter)
+    say(f"{out}: {written.aligned:,} recordings, {written.phones} phones")
+    if written.wordless:
+        say(f"left out: {written.wordless:,} whose words are nowhere")
+    if written.unknown:
+        missing = sorted({word for each in written.unknown.values() for word in each})
+        say(f"left out: {len(written.unknown):,} with words that have no pronunciation, {_few(missing)}")
+    if written.failed:
+        reasons = [f"{name} ({why})" for name, why in sorted(written.failed.items())]
+        say(f"left out: {len(written.failed):,} that could not be aligned, {_few(reasons)}")
+    hint(f"stec pretrain audio/librispeech data.root={root} audio.alignment={out}")
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f", ... ({len(names):,})" if len(names) > 3 else "")
