@@ -57,7 +57,7 @@ def finished(tmp_path_factory):
 def test_a_run_has_what_runs_have_and_its_summary_what_a_table_needs(finished):
     folder, summary = finished
     names = {".lock", "config.yaml", "metrics.jsonl", "checkpoint.pt", "checkpoint-previous.pt", "encoder.safetensors"}
-    names.add("summary.json")
+    names |= {"summary.json", "phones.json"}
     assert {path.name for path in folder.path.iterdir()} == names
     assert json.loads((folder.path / "summary.json").read_text()) == summary
     for probe in ("phones", "speakers"):
@@ -368,3 +368,11 @@ def test_the_confusion_is_that_of_the_probe(finished, monkeypatch):
     assert float(100 * (found.confusion.diagonal() * share).sum()) == pytest.approx(summary["phones"], abs=0.1)
     assert found.projection.points.shape == (40, 2)
     assert len(found.steps) == 3
+    kept = json.loads((folder.path / "phones.json").read_text())
+    assert sum(map(sum, kept["taken_for"])) == len(labels)
+    with monkeypatch.context() as patch:
+        patch.delattr("stec.audio.study.probe")
+        study(folder.path, 40, 0)  # what is kept is not fitted again
+    for damaged in ("{", "[]", '{"phones": [], "taken_for": []}', json.dumps(kept | {"taken_for": "abc"}), None):
+        (folder.path / "phones.json").write_text(damaged) if damaged else (folder.path / "phones.json").unlink()
+        assert torch.equal(study(folder.path, 40, 0).confusion, found.confusion), "a run without it is probed again"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +16,11 @@ from stec.audio.network import RATE, Network
 from stec.audio.sounds import FRAME, Sounds, Split
 from stec.audio.windows import waveform
 from stec.evaluation.linear import LinearResult, fit_linear
+from stec.run import replacing
 
 Features = Callable[[list[Tensor]], list[Tensor]]  # waveforms (S_i,) -> features (T_i, D), one row per frame
 
+CONFUSION = "phones.json"  # in a run folder: which phones the probe takes for which
 CEPSTRA, CONTEXT = 13, 11  # of the MFCC baseline: coefficients, and frames side by side
 _WINDOW, _FFT, _MELS = 400, 512, 40
 _BATCH = 32  # utterances at a time
@@ -28,6 +32,7 @@ class Probed:
 
     phones: LinearResult | None
     speakers: LinearResult | None
+    confusion: Tensor | None = None  # (C, C) test frames of phone i that are taken for phone j
 
     def accuracies(self, suffix: str = "") -> dict[str, float | None]:
         """In percent, for a summary."""
@@ -46,17 +51,35 @@ def probe(features: Features, sounds: Sounds, split: Split, device: torch.device
             frames[index] = _labelled(sounds, index, each)
         if index in of_speakers:
             pooled[index] = torch.cat([each.mean(dim=0), each.std(dim=0, correction=0)])
-    phones = speakers = None
+    phones = speakers = confusion = None
     if frames:
         train, test = (_joined(frames, part) for part in (split.train, split.phones))
         frames.clear()  # gigabytes, for hours of speech
         phones = fit_linear(*train, *test, len(sounds.classes))
+        pairs = len(sounds.classes) * test[1].long() + phones.predicted
+        confusion = pairs.bincount(minlength=len(sounds.classes) ** 2).view(len(sounds.classes), -1).cpu()
     if pooled:
         numbers = speaker_numbers(sounds).to(device)
         told = {index: (rows[None], numbers[index, None]) for index, rows in pooled.items()}
         train, test = (_joined(told, part) for part in (split.known, split.speakers))
         speakers = fit_linear(*train, *test, len(set(sounds.speakers)))
-    return Probed(phones, speakers)
+    return Probed(phones, speakers, confusion)
+
+
+def save_confusion(run: Path, classes: Sequence[str], confusion: Tensor) -> None:
+    """Keeps what took the probe minutes for figures of the run."""
+    with replacing(run / CONFUSION) as path:
+        path.write_text(json.dumps({"phones": list(classes), "taken_for": confusion.tolist()}) + "\n")
+
+
+def read_confusion(run: Path, classes: Sequence[str]) -> Tensor | None:
+    """What `save_confusion` kept; None if nothing of these classes is there, as in runs before it was kept."""
+    try:
+        kept = json.loads((run / CONFUSION).read_text())
+        found = torch.tensor(kept["taken_for"], dtype=torch.long)
+        return found if kept["phones"] == list(classes) and found.shape == 2 * (len(classes),) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def has_phones(sounds: Sounds, split: Split) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from stec.analysis.projection import Projection, has_umap, project
 from stec.audio.loading import open_sounds
 from stec.audio.network import load
-from stec.audio.probes import has_phones, labelled_frames, network_features, probe
+from stec.audio.probes import has_phones, labelled_frames, network_features, probe, read_confusion
 from stec.audio.sounds import split
 from stec.config import Config
 from stec.errors import UserError
@@ -53,11 +53,11 @@ def study(path: Path, frames: int, seed: int) -> Study:
         return Study(path.resolve().name, config, summary, steps, (), None, None, None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     features = network_features(load(path).to(device))
-    phones = probe(features, sounds, parts, device).phones
-    assert phones is not None
+    counts = read_confusion(path, sounds.classes)
+    if counts is None:
+        counts = probe(features, sounds, parts, device).confusion
+    assert counts is not None
     test = labelled_frames(features, sounds, parts.phones, device)
-    counts = torch.zeros(len(sounds.classes), len(sounds.classes), dtype=torch.float64)
-    counts.index_put_((test[1].cpu(), phones.predicted.cpu()), torch.ones((), dtype=torch.float64), accumulate=True)
     chosen = torch.randperm(len(test[1]), generator=torch.Generator().manual_seed(seed))[:frames]
     plane = project(test[0].cpu()[chosen], seed, "UMAP" if has_umap() else "PCA")
     confusion = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)

@@ -39,7 +39,10 @@ def pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Report
     if not fabric.is_global_zero:
         return {}
     reporter.note("linear probes after training ...")
-    summary |= {"method": config.method, **task.evaluate().accuracies(), **loop.describe()}
+    probed = task.evaluate()
+    if probed.confusion is not None:
+        probes.save_confusion(folder.path, sounds.classes, probed.confusion)
+    summary |= {"method": config.method, **probed.accuracies(), **loop.describe()}
     summary |= {"data": sounds.name, "skipped_files": len(sounds.skipped)}
     if summary.get("phones") is not None and "phones_untrained" in summary:
         summary["phones_gain"] = round(summary["phones"] - summary["phones_untrained"], 2)
