@@ -60,6 +60,9 @@ def ray_cluster(monkeypatch):
 
 @pytest.mark.slow
 def test_a_ray_cluster_that_loses_a_worker_makes_every_run_once(stec, grid, tmp_path, ray_cluster):
+    # Long enough for both workers to get some, even if one takes many seconds to start on a busy machine.
+    (tmp_path / "grid.yaml").write_text(GRID.replace("epochs=1 ", "epochs=60 "))
+    grid = load_experiment(str(tmp_path / "grid.yaml"))
     killed_at = []
 
     def kill_one():
