@@ -8,6 +8,7 @@ import torch
 
 from stec import config
 from stec.bench import _loop, _random_split
+from stec.beside import beside
 from stec.engine import make_fabric
 from stec.replay import WARM_UP, Replay
 
@@ -76,3 +77,24 @@ def test_training_by_replay_is_training(method):
         metrics.append(torch.stack(loop.pending))
     assert len(metrics[0]) == 10
     torch.testing.assert_close(*metrics, rtol=0.02, atol=0.02)
+
+
+def test_what_runs_beside_other_work_has_its_value_and_gradients():
+    """In launched and in recorded steps, again and again in the same memory."""
+    torch.manual_seed(0)
+    weights = [torch.randn(256, 256, device="cuda", requires_grad=True) for _ in range(3)]
+
+    def whole(x, apart):
+        frames = x @ weights[0]
+        other = beside(lambda f: (f @ weights[1],), frames) if apart else (lambda: (frames @ weights[1],))
+        context = frames
+        for _ in range(50):
+            context = torch.tanh(context @ weights[2])
+        loss = (context * other()[0]).mean()
+        return (loss.detach(), *torch.autograd.grad(loss, weights))
+
+    replay = Replay(lambda x: whole(x, True))
+    for _ in range(3 * WARM_UP):
+        x = torch.randn(512, 256, device="cuda")
+        for found, wanted in zip(replay(x), whole(x, False), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))

@@ -21,50 +21,47 @@ class Prediction(NamedTuple):
 
 
 def info_nce(
-    predictions: Tensor, frames: Tensor, utterances: Tensor, negatives: str = "same", pool: Tensor | None = None
+    contexts: Tensor, matches: Tensor, utterances: Tensor, negatives: str = "same", pool: Tensor | None = None
 ) -> Prediction:
     """InfoNCE per prediction step (van den Oord et al. 2018, equation 4): which frame comes k steps after t?
 
-    In the paper's terms this is the time-sensitive identity model. The score of a candidate z is the inner product of
-    z with what was predicted from the context at t, over the square root of the dimension. The true frame is z_{t+k}.
+    In the paper's terms this is the time-sensitive identity model. The score c_t^T W_k z of a candidate z is the inner
+    product of the context at t with what W_k makes of z. The true frame is z_{t+k}.
 
     Args:
-        predictions: (B, T - K, K, D): for the frames 1 ... K steps after t.
-        frames: (B, T, D)
+        contexts: (B, T - K, H) c_t.
+        matches: (B, T, K, H) W_k z of every frame, for the steps 1 ... K.
         utterances: (B,) which utterance each window is from.
         negatives: `same`: all other frames of the window; `other`: those of the pool from other utterances; `both`.
         pool: (N,) numbers of frames, b T + t, among which negatives from other utterances are.
     """
-    batch, length, steps, dim = predictions.shape
-    with torch.autocast(frames.device.type, enabled=False):
-        if negatives == "same":
-            pool = None
-        candidates = frames
-        if pool is not None:
-            candidates = torch.cat([frames, frames.flatten(0, 1)[pool].expand(batch, -1, -1)], dim=1)
-        scores = _products(candidates, predictions.flatten(1, 2)) / dim**0.5
-        logits = scores.unflatten(2, (length, steps))  # (B, candidates, T - K, K)
-        times = torch.arange(length, device=frames.device)
-        ahead = torch.arange(1, steps + 1, device=frames.device)
-        true = times[:, None] + ahead  # (T - K, K)
-        if pool is not None:
-            own = utterances[pool // frames.shape[1]] == utterances[:, None]  # (B, N)
-            window, drawn = logits.split([frames.shape[1], len(pool)], dim=1)
-            drawn = drawn.masked_fill(own[:, :, None, None], -torch.inf)
+    batch, length, steps, _ = matches.shape
+    with torch.autocast(contexts.device.type, enabled=False):
+        logits = _products(contexts, matches.flatten(1, 2)).unflatten(2, (length, steps))  # (B, T - K, candidates, K)
+        times = torch.arange(contexts.shape[1], device=contexts.device)
+        ahead = torch.arange(1, steps + 1, device=contexts.device)
+        true = (times[:, None] + ahead)[:, None]  # (T - K, 1, K)
+        if negatives != "same" and pool is not None:
+            drawn = _products(contexts.flatten(0, 1)[None], matches.flatten(0, 1)[pool].flatten(0, 1)[None])
+            drawn = drawn.view(batch, -1, len(pool), steps)
+            own = utterances[pool // length] == utterances[:, None]  # (B, N)
+            drawn = drawn.masked_fill(own[:, None, :, None], -torch.inf)
             if negatives == "other":
-                window, true = window.gather(1, true.expand(batch, 1, -1, -1)), torch.zeros_like(true)
-            logits = torch.cat([window, drawn], dim=1)
-        hit = torch.arange(logits.shape[1], device=frames.device)[:, None, None] == true
-        loss = logits.logsumexp(dim=1) - logits.where(hit, 0).sum(dim=1)  # cross entropy, with no scattered gradient
-        right = logits.max(dim=1).indices == true  # as argmax, which is slow on CPUs
+                logits, true = logits.gather(2, true.expand(batch, -1, -1, -1)), torch.zeros_like(true)
+            logits = torch.cat([logits, drawn], dim=2)
+        hit = torch.arange(logits.shape[2], device=contexts.device)[:, None] == true
+        best, which = logits.detach().max(dim=2)  # faster on CPUs than argmax, and than what logsumexp does itself
+        among = (logits - best[:, :, None]).exp().sum(dim=2).log() + best
+        loss = among - logits.where(hit, 0).sum(dim=2)  # cross entropy, with no scattered gradient
+        right = which == true[:, 0]
         return Prediction(loss.mean(dim=(0, 1)), right.float().mean(dim=(0, 1)))
 
 
-def _products(frames: Tensor, predictions: Tensor) -> Tensor:
-    """Inner products in float32 (B, N, M) of vectors (B, N, D) and (B, M, D), in the precision of the predictions."""
-    if predictions.is_cuda and predictions.dtype == torch.bfloat16:
-        return _Products.apply(frames.to(predictions.dtype), predictions)
-    return frames.float() @ predictions.float().mT
+def _products(contexts: Tensor, matches: Tensor) -> Tensor:
+    """Inner products in float32 (B, N, M) of vectors (B, N, H) and (B, M, H), in the precision of the latter."""
+    if matches.is_cuda and matches.dtype == torch.bfloat16:
+        return _Products.apply(contexts.to(matches.dtype), matches)
+    return contexts.float() @ matches.float().mT
 
 
 class _Products(torch.autograd.Function):

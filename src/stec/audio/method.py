@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stec.actions import Bins
 from stec.audio import actions
 from stec.audio.functional import contrast_utterances, info_nce
 from stec.audio.network import Network, frame_count
+from stec.beside import beside
 from stec.config import Config
 from stec.errors import UserError, nearest
 from stec.functional import component_mean, manipulation_cross_entropy
@@ -63,8 +65,10 @@ class Method(nn.Module):
             utterances: (B,)
             action: (B, C)
         """
-        frames, contexts = self.network(windows.flatten(0, 1))  # (2B, T, D), (2B, T, H)
-        return self.models(frames, contexts, utterances, action)
+        frames = self.network.encoder(windows.flatten(0, 1))  # (2B, T, D)
+        matches = beside(self.models.match, frames)  # the many small steps of the GRU leave most of a GPU idle
+        contexts = self.network.context(frames)  # (2B, T, H)
+        return self.models(matches(), contexts, utterances, action)
 
 
 class InverseModels(nn.Module):
@@ -80,9 +84,7 @@ class InverseModels(nn.Module):
         context, dim = network.context, network.encoder.dim
         self.units = context.units
         directions = 2 if audio.bidirectional else 1
-        self.predictors = nn.ModuleList(
-            nn.Linear(context.units, audio.steps * dim, bias=False) for _ in range(directions)
-        )
+        self.predictors = nn.ModuleList(Predictor(context.units, audio.steps, dim) for _ in range(directions))
         identity = config.identity
         self.projector = _projector(context.dim, identity.hidden, identity.output) if pairing.identity else None
         self.actions = actions.parse(config.manipulation.action) if pairing.manipulation else []
@@ -100,9 +102,15 @@ class InverseModels(nn.Module):
         names += ["manipulation", "manipulation_accuracy"] if self.pairing.manipulation else []
         return (*names, *(f"identity_step{k}" for k in range(1, self.config.audio.steps + 1)))
 
-    def forward(self, frames: Tensor, contexts: Tensor, utterances: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Frames (2B, T, D) and contexts (2B, T, H) of both windows, and the rest as for the method."""
-        steps, accuracy = (average(each, len(utterances)) for each in self._predict(frames, contexts, utterances))
+    def match(self, frames: Tensor) -> tuple[Tensor, ...]:
+        """What contexts are compared with for frames (2B, T, D) of both windows, one of each direction."""
+        return tuple(predictor(frames) for predictor in self.predictors)
+
+    def forward(
+        self, matches: tuple[Tensor, ...], contexts: Tensor, utterances: Tensor, action: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What `match` made of the frames, contexts (2B, T, H) of both windows, and the rest as for the method."""
+        steps, accuracy = (average(each, len(utterances)) for each in self._predict(matches, contexts, utterances))
         measured = {"identity": steps.mean(), "identity_accuracy": accuracy.mean()}
         total = measured["identity"]
         first, second = contexts.unflatten(0, (2, -1))
@@ -124,19 +132,18 @@ class InverseModels(nn.Module):
         named = [measured[name] for name in self.metrics[: -len(steps)]]
         return total, torch.cat([torch.stack(named), steps]).detach()
 
-    def _predict(self, frames: Tensor, contexts: Tensor, utterances: Tensor) -> tuple[Tensor, Tensor]:
+    def _predict(self, matches: tuple[Tensor, ...], contexts: Tensor, utterances: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and accuracy per step (K,) of these windows, of both directions if the context has two."""
         audio, utterances = self.config.audio, utterances.repeat(2)
-        number, length, _ = frames.shape
+        number, length, _ = contexts.shape
         pool = None
         if audio.negatives != "same":
-            pool = torch.randint(number * length, (audio.pool,), device=frames.device)
+            pool = torch.randint(number * length, (audio.pool,), device=contexts.device)
         losses, accuracies = [], []
-        for way, predictor in enumerate(self.predictors):
+        for way, candidates in enumerate(matches):
             heard = contexts[..., way * self.units : (way + 1) * self.units]
-            ahead, here = (frames.flip(1), heard.flip(1)) if way else (frames, heard)  # backwards, the past comes next
-            predictions = predictor(here[:, : length - audio.steps]).unflatten(2, (audio.steps, -1))
-            found = info_nce(predictions, ahead, utterances, audio.negatives, pool)
+            ahead, here = (candidates.flip(1), heard.flip(1)) if way else (candidates, heard)  # the past comes next
+            found = info_nce(here[:, : length - audio.steps], ahead, utterances, audio.negatives, pool)
             losses.append(found.loss)
             accuracies.append(found.accuracy)
         return torch.stack(losses).mean(0), torch.stack(accuracies).mean(0)
@@ -148,6 +155,23 @@ class InverseModels(nn.Module):
         number, own = rows_to_draw(len(contexts))
         times = torch.randint(contexts.shape[1], (number, 1, 1), device=contexts.device)[own]
         return contexts.gather(1, times.expand(-1, 1, contexts.shape[2])).squeeze(1)
+
+
+class Predictor(nn.Linear):
+    """W_1 ... W_K of CPC's scores c_t^T W_k z / sqrt(D): what each frame is to the contexts 1 ... K steps before it.
+
+    W_k c_t, the frame that is predicted, is the weight's own way; W_k meets z instead, as contexts are shorter vectors,
+    and z is known before them.
+    """
+
+    def __init__(self, units: int, steps: int, dim: int) -> None:
+        super().__init__(units, steps * dim, bias=False)
+        self.steps = steps
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Frames (B, T, D) -> (B, T, K, H)."""
+        each = self.weight.unflatten(0, (self.steps, -1)).mT * frames.shape[2] ** -0.5  # (K, H, D)
+        return F.linear(frames, each.flatten(0, 1)).unflatten(2, (self.steps, -1))
 
 
 def _projector(dim: int, hidden: int, output: int) -> nn.Sequential:
