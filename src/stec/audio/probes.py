@@ -28,7 +28,7 @@ _BATCH = 32  # utterances at a time
 
 @dataclass(frozen=True)
 class Probed:
-    """Accuracies of linear classifiers; None where there are no labels, or only one speaker."""
+    """Accuracies of linear classifiers; None where there is nothing to learn or to test."""
 
     phones: LinearResult | None
     speakers: LinearResult | None
@@ -43,7 +43,7 @@ class Probed:
 def probe(features: Features, sounds: Sounds, split: Split, device: torch.device) -> Probed:
     """Fits both classifiers. Phones are tested on speakers, speakers on utterances, that nobody has heard before."""
     of_phones = {*split.train, *split.phones} if has_phones(sounds, split) else set()
-    of_speakers = {*split.known, *split.speakers} if len(set(sounds.speakers)) > 1 else set()
+    of_speakers = {*split.known, *split.speakers} if has_speakers(sounds, split) else set()
     frames: dict[int, tuple[Tensor, Tensor]] = {}
     pooled: dict[int, Tensor] = {}
     for index, each in _extract(features, sounds, of_phones | of_speakers, device):  # once, for both
@@ -89,13 +89,18 @@ def has_phones(sounds: Sounds, split: Split) -> bool:
     return all(any((sounds.phones_of(index) >= 0).any() for index in part) for part in (split.train, split.phones))
 
 
+def has_speakers(sounds: Sounds, split: Split) -> bool:
+    """Whether there are speakers to tell apart, and further utterances of theirs to test it on."""
+    return len(set(sounds.speakers)) > 1 and bool(split.speakers)
+
+
 def majority(sounds: Sounds, split: Split) -> dict[str, float | None]:
     """What always saying the most frequent phone, or the speaker with most utterances, would give."""
     result: dict[str, float | None] = {"phones_majority": None, "speakers_majority": None}
     if has_phones(sounds, split):
         train, test = (torch.cat([sounds.phones_of(index) for index in part]) for part in (split.train, split.phones))
         result["phones_majority"] = _share_of_mode(train[train >= 0], test[test >= 0])
-    if len(set(sounds.speakers)) > 1:
+    if has_speakers(sounds, split):
         numbers = speaker_numbers(sounds)
         result["speakers_majority"] = _share_of_mode(numbers[split.known], numbers[split.speakers])
     return result

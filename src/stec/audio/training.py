@@ -61,6 +61,8 @@ def _note_data(sounds: Sounds, parts: Split, windows: Windows, reporter: Reporte
         f"data: {sounds.name}, {len(sounds):,} utterances, {sounds.seconds / 60:,.0f} minutes, {speakers} speakers "
         f"({strangers} to test), {labels}, {kept}"
     )
+    if speakers > 1 and not probes.has_speakers(sounds, parts):
+        reporter.note("data: every speaker has only one utterance, so no speaker probe")
     if windows.too_short:
         reporter.note(f"data: {windows.too_short} utterance(s) shorter than a window are not trained on")
     if sounds.skipped:
