@@ -205,12 +205,20 @@ def test_an_alignment_may_be_compressed_and_its_mistakes_are_named(tmp_path):
     path.write_bytes(gzip.compress(b"a-1 1600 dict SIL:4 AH:5\n"))
     assert read_alignment(path) == {"a-1": Aligned(1600, ["SIL", "AH"], [4, 5])}
     path = tmp_path / "phones.txt"
-    for text, message in (("a 1600 dict SIL", "line 1: expected"), ("a b c", "line 1: expected"), ("", "no utterance")):
+    for text, message in (
+        ("a 1600 dict SIL", "line 1: expected"), ("a b c", "line 1: expected"), ("", "no utterance"),
+        ("a 1600 dict SIL:4\nb 1600 dict SIL:4 AH:-5", "line 2: expected"),
+    ):  # fmt: skip
         path.write_text(text)
         with pytest.raises(UserError, match=message):
             read_alignment(path)
     with pytest.raises(UserError, match="no such file"):
         read_alignment(tmp_path / "none")
+    content = bytearray(gzip.compress(" ".join(f"{number:x}" for number in range(5000)).encode()))
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    (tmp_path / "phones.txt.gz").write_bytes(content)
+    with pytest.raises(UserError, match=r"phones.txt.gz: cannot be read"):
+        read_alignment(tmp_path / "phones.txt.gz")
 
 
 def test_labels_cover_every_whole_frame_or_are_of_another_recording():
@@ -218,6 +226,7 @@ def test_labels_cover_every_whole_frame_or_are_of_another_recording():
     assert labels_of(aligned, 1700, ("A", "B")).tolist() == [1] * 4 + [0] * 5 + [UNKNOWN]
     assert labels_of(aligned, 1280 + 300, ("A", "B")).tolist() == [1] * 4 + [0] * 5
     assert labels_of(aligned, 3200, ("A", "B")) is None
+    assert labels_of(Aligned(320, ["A"], [10**30]), 320, ("A", "B")).tolist() == [0, 0]
 
 
 def test_utterances_without_phones_are_named_and_kept(tmp_path, caplog):

@@ -9,6 +9,7 @@ every phone with the number of frames of 10 ms that it lasts.
 from __future__ import annotations
 
 import gzip
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,20 +34,27 @@ def read_alignment(path: Path) -> dict[str, Aligned]:
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"audio.alignment={path}: cannot be read ({error})") from None
     found = {}
     for number, line in enumerate(text.splitlines(), 1):
         try:
             name, samples, _, *pieces = line.split()
             pairs = [piece.rsplit(":", 1) for piece in pieces]
-            found[name] = Aligned(int(samples), [phone for phone, _ in pairs], [int(count) for _, count in pairs])
+            found[name] = Aligned(int(samples), [phone for phone, _ in pairs], [_frames(count) for _, count in pairs])
         except ValueError:
             expected = "utterance samples source PHONE:frames PHONE:frames ..."
             raise UserError(f"{path}, line {number}: expected '{expected}'") from None
     if not found:
         raise UserError(f"audio.alignment={path}: holds no utterance")
     return found
+
+
+def _frames(count: str) -> int:
+    frames = int(count)
+    if frames < 0:
+        raise ValueError
+    return frames
 
 
 def phone_names(alignment: dict[str, Aligned]) -> tuple[str, ...]:
@@ -59,6 +67,7 @@ def labels_of(aligned: Aligned, samples: int, classes: tuple[str, ...]) -> np.nd
     if abs(aligned.samples - samples) > FRAME:
         return None
     number = {name: label for label, name in enumerate(classes)}
-    labels = np.repeat([number[phone] for phone in aligned.phones], aligned.frames).astype(np.int16)
     frames = samples // FRAME
+    counts = [min(count, frames) for count in aligned.frames]
+    labels = np.repeat([number[phone] for phone in aligned.phones], counts).astype(np.int16)
     return np.pad(labels[:frames], (0, max(0, frames - len(labels))), constant_values=UNKNOWN)
