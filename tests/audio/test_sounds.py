@@ -12,7 +12,7 @@ import torch
 
 from stec.audio import files
 from stec.audio.alignment import Aligned, labels_of, read_alignment
-from stec.audio.arrays import open_arrays, save_arrays
+from stec.audio.arrays import UTTERANCES, WAVEFORMS, open_arrays, save_arrays
 from stec.audio.files import open_folder, speaker_of
 from stec.audio.loading import open_sounds
 from stec.audio.sounds import UNKNOWN, join, split
@@ -87,6 +87,38 @@ def test_wrong_arrays_are_named(sounds, tmp_path):
         open_arrays(tmp_path)
     (tmp_path / "utterances.npz").write_bytes(b"none")
     with pytest.raises(UserError, match="not NumPy files"):
+        open_arrays(tmp_path)
+
+
+@pytest.mark.parametrize("name", [WAVEFORMS, UTTERANCES])
+def test_arrays_that_are_damaged_or_of_the_other_kind_are_named(sounds, tmp_path, name):
+    save_arrays(sounds, tmp_path)
+    path, other = tmp_path / name, tmp_path / ({WAVEFORMS, UTTERANCES} - {name}).pop()
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    for content in (b"", whole[:middle], other.read_bytes(), whole[:100] + bytes(middle - 100) + whole[middle:]):
+        path.write_bytes(content)
+        if name == WAVEFORMS and content[100:] and len(content) == len(whole):
+            continue  # other samples
+        with pytest.raises(UserError, match=r"not NumPy files|should be int16|has no 'offsets'"):
+            open_arrays(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"offsets": np.arange(21.0)}, "offsets should rise"), ({"offsets": np.int64(3)}, "offsets should rise"),
+        ({"speakers": np.array([["a", "b"]] * 20)}, "names and speakers should be words"),
+        ({"names": np.arange(20)}, "names and speakers should be words"),
+        ({"phones": np.array("none")}, "phones should be"), ({"phones": np.full(6458, "AH")}, "phones should be"),
+    ],
+)  # fmt: skip
+def test_tables_of_another_kind_are_named(sounds, tmp_path, changed, message):
+    save_arrays(sounds, tmp_path)
+    with np.load(tmp_path / UTTERANCES) as file:
+        about = dict(file)
+    np.savez(tmp_path / UTTERANCES, **(about | changed))
+    with pytest.raises(UserError, match=message):
         open_arrays(tmp_path)
 
 
