@@ -89,6 +89,9 @@ class InverseModels(nn.Module):
         self.projector = _projector(context.dim, identity.hidden, identity.output) if pairing.identity else None
         self.actions = actions.parse(config.manipulation.action) if pairing.manipulation else []
         if pairing.manipulation:
+            if self.frames < PARTS:
+                few = f"audio.window={audio.window} has {self.frames} frames, too few for the actions"
+                raise UserError(f"{few}, which are inferred from {PARTS} parts of it")
             limits = [component.limit for component in actions.components(self.actions)]
             self.bins = Bins.uniform(config.manipulation.k, [-limit for limit in limits], limits)
             outputs = len(limits) * config.manipulation.k
