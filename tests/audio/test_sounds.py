@@ -150,21 +150,27 @@ def test_files_of_any_rate_width_and_channels_become_one_kind(tmp_path):
     ("name", "reason"),
     [
         ("empty.wav", "no samples"), ("silent.wav", "silent"), ("short.flac", "Error"), ("short.wav", "truncated"),
-        ("text.wav", "Error"), ("zero.flac", "Error"), ("nan.wav", "no numbers"),
+        ("text.wav", "Error"), ("zero.flac", "Error"), ("nan.wav", "no numbers"), ("constant.wav", "silent"),
+        ("instant.wav", "no samples"), ("long.flac", "Unable to allocate|truncated"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_heard_is_unreadable(tmp_path, name, reason):
     path = tmp_path / name
     content = {"empty.wav": [], "silent.wav": np.zeros(8000), "nan.wav": np.full(800, np.nan)}
+    content |= {"constant.wav": np.full(8000, -1 / 128), "instant.wav": [0.5, -0.5]}
     if name == "text.wav":
         path.write_text("no sound")
     elif name == "zero.flac":
         path.write_bytes(b"")
     else:
-        subtype = "FLOAT" if name == "nan.wav" else None
-        soundfile.write(path, content.get(name, np.random.default_rng(0).normal(0, 0.1, 16_000)), 16_000, subtype)
+        subtype, rate = ("FLOAT" if name == "nan.wav" else None), (192_000 if name == "instant.wav" else 16_000)
+        soundfile.write(path, content.get(name, np.random.default_rng(0).normal(0, 0.1, 16_000)), rate, subtype)
     if name.startswith("short"):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    if name == "long.flac":  # in its header, the length
+        content = bytearray(path.read_bytes())
+        content[21:26] = bytes([content[21] | 0x0F, *b"\xff\xff\xff\xff"])
+        path.write_bytes(content)
     with pytest.raises(UnreadableError, match=reason):
         files.read(path, soundfile, soxr)
 

@@ -28,7 +28,7 @@ from stec.errors import UserError
 
 EXTENSIONS = (".flac", ".wav", ".ogg")
 NOBODY = "nobody"  # who speaks in a file that lies in no folder
-SILENCE = 1e-4  # a louder sample than this makes a recording
+SILENCE = 1e-4  # samples farther apart than twice this make a recording
 
 logger = logging.getLogger("stec")
 
@@ -90,7 +90,7 @@ def read(path: Path, soundfile: ModuleType, soxr: ModuleType) -> np.ndarray:
         with soundfile.SoundFile(os.fspath(path)) as file:
             expected, rate, log = file.frames, file.samplerate, file.extra_info
             samples = file.read(dtype="float32", always_2d=True).mean(axis=1)
-    except (soundfile.SoundFileError, RuntimeError, OSError, ValueError) as error:
+    except (soundfile.SoundFileError, RuntimeError, OSError, ValueError, MemoryError) as error:
         raise UnreadableError(" ".join(str(error).split())) from None
     if len(samples) == 0:
         raise UnreadableError("it has no samples")
@@ -98,10 +98,12 @@ def read(path: Path, soundfile: ModuleType, soxr: ModuleType) -> np.ndarray:
         raise UnreadableError("it is truncated")
     if not np.isfinite(samples).all():
         raise UnreadableError("it has samples that are no numbers")
-    if np.abs(samples).max() < SILENCE:
+    if np.ptp(samples) < 2 * SILENCE:
         raise UnreadableError("it is silent")
     if rate != RATE:
         samples = soxr.resample(samples, rate, RATE)
+    if len(samples) == 0:
+        raise UnreadableError("it has no samples at 16 kHz")
     return np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16)
 
 
