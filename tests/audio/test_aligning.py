@@ -43,6 +43,13 @@ def folder(tmp_path, speech):
     return tmp_path
 
 
+def test_recordings_of_one_name_cannot_be_told_apart(folder):
+    (folder / "bob").mkdir()
+    (folder / "bob" / "0.flac").write_bytes(b"")
+    with pytest.raises(UserError, match=r"several recordings are named 0 \(ann/0.wav, bob/0.flac\): rename them"):
+        write_alignment(folder, folder / "phones.txt", 1)
+
+
 def test_words_are_as_the_dictionary_has_them():
     assert words_of("WON'T  you, Tell Dr. O'Neil's?\n") == ["won't", "you", "tell", "dr", "o'neil's"]
     assert words_of("the boys' 'tis 12 été_x --") == ["the", "boys'", "'tis", "été", "x"]

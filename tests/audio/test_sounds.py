@@ -281,6 +281,18 @@ def test_utterances_without_phones_are_named_and_kept(tmp_path, caplog):
         open_folder(tmp_path, tmp_path / "phones.txt", 1)
 
 
+def test_recordings_of_one_name_have_no_phones(tmp_path, caplog):
+    """Nobody knows whose they are."""
+    for name in ("ann/1", "ann/2", "bob/1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        soundfile.write(tmp_path / f"{name}.wav", _sine(0.1), 16_000)
+    (tmp_path / "phones.txt").write_text("1 1600 dict AH:10\n2 1600 dict AH:10\n")
+    with caplog.at_level(logging.WARNING, "stec"):
+        found = open_folder(tmp_path, tmp_path / "phones.txt", 1)
+    assert [int(found.phones_of(index)[0]) for index in range(3)] == [UNKNOWN, 0, UNKNOWN]
+    assert "no phones for 2 of 3 utterances" in caplog.text
+
+
 # --- windows ---
 
 

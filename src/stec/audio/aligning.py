@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import multiprocessing
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -75,6 +76,12 @@ def write_alignment(
     jobs = [(root / path, words[Path(path).stem]) for path in paths if Path(path).stem in words]
     if not jobs:
         raise UserError(f"{root} has no words of any of its {len(paths):,} recordings: {LIKE}")
+    for name, number in Counter(path.stem for path, _ in jobs).items():
+        if number > 1:
+            same = ", ".join(path for path in paths if Path(path).stem == name)
+            raise UserError(
+                f"several recordings are named {name} ({same}): rename them, as words and phones go by name"
+            )
     found: list[Alignment] = []
     for each in _all(jobs, added, min(workers, len(jobs))):
         found.append(each)

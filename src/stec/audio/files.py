@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import re
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -59,20 +60,22 @@ def open_folder(root: Path, alignment: Path | None, workers: int) -> Sounds:
     if labels is None:
         return join(f"folder:{root}", waveforms, names, speakers, None, (), skipped)
     classes = phone_names(labels)
-    phones, missing = [], []
+    phones, missing, number = [], [], Counter(names)
     for name, waveform in zip(names, waveforms, strict=True):
-        known = labels_of(labels[name], len(waveform), classes) if name in labels else None
+        own = name in labels and number[name] == 1  # of several with that name, nobody knows which is meant
+        known = labels_of(labels[name], len(waveform), classes) if own else None
         if known is None:
             missing.append(name)
             known = np.full(len(waveform) // FRAME, UNKNOWN, np.int16)
         phones.append(known)
     if len(missing) == len(names):
-        raise UserError(f"audio.alignment={alignment} knows none of the utterances in {root}, such as {names[0]}")
+        them = f"the utterances in {root}, such as {names[0]}, by a name that one has alone, and its length"
+        raise UserError(f"audio.alignment={alignment} knows none of {them}")
     if missing:
         more = ", ..." if len(missing) > 3 else ""
         logger.warning(
-            "%s has no phones for %d of %d utterances, or for others of that name (%s%s): they are learnt from, "
-            "and left out of the phone probe",
+            "%s has no phones for %d of %d utterances, or several or others have that name (%s%s): they are learnt "
+            "from, and left out of the phone probe",
             alignment, len(missing), len(names), ", ".join(missing[:3]), more,
         )  # fmt: skip
     return join(f"folder:{root}", waveforms, names, speakers, phones, classes, skipped)
