@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from stec.checking import Checks, wanted
 from stec.errors import UserError, nearest
-from stec.limits import ACTIONS, AT_LEAST, CHOICES, PROBABILITIES, SOUND_ACTIONS
+from stec.limits import ACTIONS, AT_LEAST, CHOICES, NOT_OF_SOUND, PROBABILITIES, SOUND_ACTIONS
 
 # Methods that learn from sound; all others learn from images.
 SOUND = ("cpc", "stec-cpc", "stec-cpc-actions")
@@ -193,9 +193,9 @@ def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
     """A recipe (its name, or the path of a YAML file) with `key=value` words laid over it."""
     config: Config = load_as(Config, recipe, words)
     given = _dotlist(words)
-    for key in ("name", "momentum", "trust", "decayed") if config.method in SOUND else ():
-        if key in given.get("optimizer", {}):
-            raise UserError(f"optimizer.{key}: sound is always trained with Adam, which has rate and weight_decay")
+    for key, reason in NOT_OF_SOUND.items() if config.method in SOUND else ():
+        if OmegaConf.select(given, key) is not None:
+            raise UserError(f"{key}: {reason}")
     for group in foreign_groups(config):
         if group in given:
             data = "sound" if config.method in SOUND else "images"

@@ -20,6 +20,13 @@ CHOICES = {
 }
 ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
 SOUND_ACTIONS = ("shift", "speed", "band", "noise", "gain")
+_ADAM = "sound is always trained with Adam, which has rate and weight_decay"
+_TOLD_APART = "actions on sound are always told apart as one of manipulation.k uniform bins of every component"
+NOT_OF_SOUND = {
+    **dict.fromkeys(("optimizer.name", "optimizer.momentum", "optimizer.trust", "optimizer.decayed"), _ADAM),
+    **dict.fromkeys(("manipulation.readout", "manipulation.bins", "manipulation.components"), _TOLD_APART),
+    "lambda_turn": "sound is not turned",
+}
 AT_LEAST = {
     "epochs": 1, "batch_size": 2, "seed": 0, "devices": 1, "log_every": 1, "checkpoint_every": 1,
     "checkpoint_minutes": 0, "lambda_manip": 0, "lambda_turn": 0, "turn.hidden": 1,
