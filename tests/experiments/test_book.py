@@ -76,6 +76,31 @@ def test_a_damaged_line_is_named(book, cells, line):
         Book(book.path)
 
 
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"summary": None}, "summary should be dict"),
+        ({"summary": {}}, "its summary has no commit"),
+        ({"summary": {"commit": "", "device": "", "data_fingerprint": "", "final_metrics": [1]}}, "final_metrics"),
+        ({"seed": [0]}, "seed should be int"),
+        ({"settings": []}, "settings should be dict"),
+        ({"curve": None}, "curve should be dict"),
+    ],
+)
+def test_a_line_that_is_almost_a_run_is_named(book, cells, change, part):
+    book.add(made_up(cells[0], 0))
+    with book.path.open("a") as file:
+        file.write(json.dumps(made_up(cells[0], 1).__dict__ | change) + "\n")
+    with pytest.raises(UserError, match=f"runs.jsonl, line 2: not a run .{part}"):
+        Book(book.path)
+
+
+def test_a_metric_that_is_no_number_is_named(cells):
+    run = made_up(cells[0], 3, linear="91 %")
+    with pytest.raises(UserError, match="linear: 91 % is no number, in the run default seed 3"):
+        run.metric("linear")
+
+
 def test_an_unfinished_run_is_refused(train, book):
     folder, _ = train("one")
     (folder.path / "summary.json").unlink()

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from stec.config import Config, load, recipe_names
 from stec.errors import UserError
@@ -22,6 +22,7 @@ CURVES = (
     "identity", "identity_accuracy", "utterance", "utterance_accuracy", "manipulation", "manipulation_accuracy",
     "turn", "turn_accuracy", "probe_accuracy",
 )  # fmt: skip
+NEEDED = ("commit", "device", "data_fingerprint")  # in every summary: what a number rests on
 STORED = ("arrays", "folder", "shards")  # sources that hold any images
 
 
@@ -47,7 +48,14 @@ class Run:
         """A number of the summary or of the last line of metrics."""
         final = self.summary.get("final_metrics") or {}
         value = self.summary.get(name, final.get(name))
-        return None if value is None else float(value)
+        try:
+            return None if value is None else float(value)
+        except (ValueError, TypeError):
+            what = f"{self.recipe} seed {self.seed} ({self.hash})"
+            raise UserError(f"{name}: {value} is no number, in the run {what} of the book") from None
+
+
+_KINDS = {name: get_origin(kind) or kind for name, kind in get_type_hints(Run).items()}
 
 
 class Book:
@@ -92,11 +100,25 @@ def read_book(path: Path) -> list[Run]:
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         try:
             run = Run(**json.loads(line))
+            _check(run)
             # Anew, as a hash counts from today's defaults: a line keeps its meaning when one of them changes.
             runs.append(dataclasses.replace(run, hash=hash_of(run.settings)))
         except (ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{path}, line {number}: not a run ({error}); repair or delete it") from None
     return runs
+
+
+def _check(run: Run) -> None:
+    """ValueError if something else stands where a table, a cost or a figure will look."""
+    for field in dataclasses.fields(Run):
+        kind, value = _KINDS[field.name], getattr(run, field.name)
+        if not isinstance(value, kind):
+            raise ValueError(f"{field.name} should be {kind.__name__}")
+    if not isinstance(run.summary.get("final_metrics") or {}, dict):
+        raise ValueError("final_metrics should be dict")
+    for key in NEEDED:
+        if key not in run.summary:
+            raise ValueError(f"its summary has no {key}")
 
 
 def read_run(path: Path, book: Book, data: str | None = None) -> Run:
