@@ -105,6 +105,10 @@ def test_what_cannot_be_run_does_not_stop_the_rest(stec, tmp_path):
         (("experiment", "tabel1"), "did you mean 'table1'"),
         (("experiment", "shapes-demo", "epochs=1"), "epochs=1: would change the results"),
         (("experiment", "shapes-demo", "epoch=1"), "unknown key 'epoch'"),
+        (("experiment", "shapes-demo", "epoch=1", "--dry-run"), "unknown key 'epoch'"),
+        (("experiment", "table4", "epochs=1", "--dry-run"), "epochs=1: would change the results"),
+        (("experiment", "shapes-demo", "seed=1", "--dry-run"), "--seeds N makes that many runs"),
+        (("experiment", "table1", "--data", "cifra10=folder:x", "--dry-run"), "did you mean 'cifar10'?"),
         (("experiment", "shapes-demo", "--engine", "rya"), "--engine rya"),
         (("experiment", "shapes-demo", "--only", "nothing"), "no such row, recipe or data in shapes-demo"),
         (("experiment", "shapes-demo", "--data", "x"), "expected NAME=SOURCE:PATH"),
@@ -125,6 +129,17 @@ def test_mistakes_are_one_line(stec, words, part, tmp_path):
     assert len(err.strip().splitlines()) == 1
     assert part in err
     assert not (tmp_path / "runs").exists()
+
+
+def test_places_of_other_images_may_be_told(stec):
+    assert stec("experiment", "table1", "--data", "voc=voc:x", "--data", "imagenet=folder:x", "--dry-run")[0] == 0
+
+
+def test_a_word_that_fits_no_run_is_answered_alone(stec):
+    for words in (["epochs=1"], ["epochs=1", "--dry-run"]):
+        code, out, err = stec("experiment", "shapes-demo", *words)
+        assert (code, out) == (2, "")
+        assert err.startswith("stec: epochs=1: would change the results")
 
 
 def test_without_matplotlib_the_numbers_are_there_all_the_same(stec, monkeypatch, mine):

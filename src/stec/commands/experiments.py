@@ -60,7 +60,7 @@ def experiment(
     from stec.experiments.book import Book
     from stec.experiments.display import show_plan
     from stec.experiments.engine import create_engine
-    from stec.experiments.jobs import choose, missing, parse_place
+    from stec.experiments.jobs import check_places, check_words, choose, missing, parse_place
     from stec.experiments.running import run_missing
     from stec.progress import Watcher
     from stec.run import make_room
@@ -72,7 +72,10 @@ def experiment(
     if out.exists():
         require_folder(out, "--out ")
     worker, places = create_engine(engine, jobs), dict(parse_place(text) for text in data or [])
-    chosen = choose(load_experiment(name), only or [])
+    whole = load_experiment(name)
+    check_places(whole, places)
+    chosen = choose(whole, only or [])
+    check_words(chosen, words or [])
     finished = Book(book)
     todo = missing(chosen, finished, seeds or chosen.seeds)
     if dry_run:

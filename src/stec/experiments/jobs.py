@@ -12,6 +12,7 @@ from stec.config import Config, load
 from stec.data import SOURCES
 from stec.errors import UserError, nearest
 from stec.experiments.book import STORED, Book, Run, read_run
+from stec.experiments.cost import TRAINING_IMAGES
 from stec.experiments.experiment import Cell, Experiment
 from stec.experiments.settings import NEUTRAL, differences, hash_of, settings_of
 from stec.locking import locked
@@ -84,39 +85,70 @@ def make_job(cell: Cell, seed: int, words: Sequence[str], places: Mapping[str, P
         places: where images lie, by their name; the recipe's own place where there is none.
         runs: folder of all run folders.
     """
-    for word in words:
-        if word.startswith("data.source="):
-            raise UserError(f"{word}: which images would these be? Use --data NAME=SOURCE:PATH, with their name")
-        if word.startswith("seed="):
-            raise UserError(f"{word}: an experiment counts seeds from 0; --seeds N makes that many runs of a cell")
+    _check_given(words)
     place = places.get(cell.data)
     if place is None and (cell.data not in (*SOURCES, "utterances") or cell.data in STORED):
         kinds = f"{VOC}:PATH" if cell.data == VOC else "folder:PATH (or arrays:PATH)"
         raise UserError(f"say where {cell.data} lies: --data {cell.data}={kinds}")
     where = [f"data.source={place.source}", f"data.root={place.root}"] if place else []
-    every = [*cell.words, *words, *where, f"seed={seed}"]
-    config: Config | TransferConfig
-    origin = ""
-    if isinstance(cell.config, TransferConfig):
+    config = _config_of(cell, [*words, *where], seed)
+    if isinstance(config, TransferConfig):
         start = make_job(cell.start, 0, words, places, runs) if cell.start else None
-        origin = cell.origin
-        config = replace(
-            load_transfer(cell.recipe, every),
-            start=str(start.path) if start else origin,
-            encoder=cell.config.encoder,
-        )
+        config = replace(config, start=str(start.path) if start else cell.origin)
+    return Job(cell.hash, cell.data, cell.recipe, config, path_of(cell, seed, runs))
+
+
+def check_words(experiment: Experiment, words: Sequence[str]) -> None:
+    """UserError if no cell could be run with these words, so that it is said before anything is done."""
+    _check_given(words)
+    problems = []
+    for cell in experiment.cells:
+        root = ["data.root=."] if isinstance(cell.config, TransferConfig) else []
+        try:
+            _config_of(cell, [*words, *root], 0)
+        except UserError as error:
+            problems.append(error)
+        else:
+            return
+    raise problems[0]
+
+
+def check_places(experiment: Experiment, places: Mapping[str, Place]) -> None:
+    """UserError if a place is told for images that nobody knows; those of another experiment may be told, too."""
+    known = {each.data for cell in experiment.cells for each in (cell, cell.start) if each is not None}
+    for name, place in places.items():
+        if name not in known | TRAINING_IMAGES.keys() | {*SOURCES, VOC, "librispeech"}:
+            raise UserError(
+                f"--data {name}={place.source}:{place.root}: {experiment.name} has no {name}: {nearest(name, known)}"
+            )
+
+
+def _check_given(words: Sequence[str]) -> None:
+    for word in words:
+        if word.startswith("data.source="):
+            raise UserError(f"{word}: which images would these be? Use --data NAME=SOURCE:PATH, with their name")
+        if word.startswith("seed="):
+            raise UserError(f"{word}: an experiment counts seeds from 0; --seeds N makes that many runs of a cell")
+
+
+def _config_of(cell: Cell, words: Sequence[str], seed: int) -> Config | TransferConfig:
+    """A cell's, with words that may not change its results."""
+    every = [*cell.words, *words, f"seed={seed}"]
+    config: Config | TransferConfig
+    if isinstance(cell.config, TransferConfig):
+        config = replace(load_transfer(cell.recipe, every), encoder=cell.config.encoder)
     else:
         config = load(cell.recipe, every)
-    settings = settings_of(config, cell.data, origin)
+    settings = settings_of(config, cell.data, cell.origin)
     if hash_of(settings) != cell.hash:
-        changed = differences(settings, settings_of(cell.config, cell.data, origin))
+        changed = differences(settings, settings_of(cell.config, cell.data, cell.origin))
         raise UserError(
             f"{' '.join(changed)}: would change the results, which an experiment fixes; 'stec pretrain' is free to "
             f"({', '.join(sorted(NEUTRAL - _NOT_GIVEN))} can be given)"
         )
     if config.devices > 1:
         raise UserError("devices: every run of an experiment takes one device; --engine local uses all GPUs at once")
-    return Job(cell.hash, cell.data, cell.recipe, config, path_of(cell, seed, runs))
+    return config
 
 
 def path_of(cell: Cell, seed: int, runs: Path) -> Path:
