@@ -82,6 +82,20 @@ def test_without_umap_the_map_is_one_of_principal_components(runs, monkeypatch, 
     assert found["centroids"]["features"]["mean_shift"] > 0
 
 
+def test_an_encoder_alone_is_not_taken_for_a_method_without_a_manipulation_model(runs, monkeypatch, capsys):
+    path = runs("bare", "method=stec", "epochs=1")[0].path
+    for checkpoint in path.glob("checkpoint*.pt"):
+        checkpoint.unlink()
+    monkeypatch.setitem(sys.modules, "umap", None)
+    monkeypatch.setattr("sys.argv", ["stec", "analyze", str(path), "--images", "20"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    printed = capsys.readouterr().out
+    assert "only the encoder's weights are left" in printed
+    assert "no manipulation model" not in printed
+
+
 def test_a_run_to_which_all_images_are_the_same(runs, monkeypatch, capsys):
     path = runs("dead", "epochs=1")[0].path
     monkeypatch.setitem(sys.modules, "umap", None)

@@ -25,6 +25,7 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
     """Draws what runs have learnt: UMAP, class centroids, and what the manipulation model knows, in RUN/analysis."""
     from stec.analysis.analyze import analyze as look
     from stec.analysis.projection import has_umap
+    from stec.method import METHODS
     from stec.run import RunFolder
 
     sound = [RunFolder.open(path).config().method in SOUND for path in runs]  # all, before the first is worked on
@@ -41,7 +42,11 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
             "alignment": f"{found['alignment']:.3f}, uniformity {found['uniformity']:.2f}, "
             f"effective rank {found['effective_rank']:.1f}",
             "action": ", ".join(f"{c['name']} {c['accuracy']:.0f} % (guessing {c['chance']:.0f} %)" for c in known)
-            or "no manipulation model",
+            or (
+                "only the encoder's weights are left"
+                if METHODS[found["method"]].manipulation
+                else "no manipulation model"
+            ),
         }
         console.print(f"[bold]{escape(str(path))}[/bold]: {escape(found['method'])}", highlight=False, soft_wrap=True)
         show_list(lines)
