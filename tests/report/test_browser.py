@@ -137,6 +137,37 @@ def test_the_map_is_walked_by_keyboard(visit):
     assert page.locator(".card").is_hidden()
 
 
+def test_an_action_that_leads_far_beyond_x_is_drawn_whole(visit):
+    page = visit("stec")
+    _, _, tall, wide = page.evaluate("report.explorer.state().first.crop")
+    height, width = page.evaluate("report.explorer.state().first.source")
+    for crop, keys in (
+        ("first", {"Shift+ArrowUp": 50 * tall / height - 15, "Shift+ArrowLeft": 50 * wide / width - 15}),
+        ("second", dict.fromkeys(("ArrowUp", "ArrowLeft", "Shift+ArrowDown", "Shift+ArrowRight"), 50)),
+    ):
+        page.locator(f".crop.{crop}").focus()
+        for key, times in keys.items():
+            for _ in range(round(times)):
+                page.keyboard.press(key)
+    place = page.evaluate("Object.values(report.explorer.state())")
+    corners = page.evaluate("pair => report.actions.quadrilateral(report.actions.egocentric(...pair)).flat()", place)
+    assert 2 < max(map(abs, corners)) < 7
+    left, top, right, bottom, side = page.locator("canvas[aria-label='x, and where x′ lies on it']").evaluate(
+        """canvas => {
+            const { data, width } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            const [r, g, b] = drawing.colour("second").match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
+            const found = [...Array(width * width).keys()].filter((i) =>
+                Math.abs(data[4 * i] - r) + Math.abs(data[4 * i + 1] - g) + Math.abs(data[4 * i + 2] - b) < 12);
+            const x = found.map((i) => i % width), y = found.map((i) => Math.floor(i / width));
+            return [Math.min(...x), Math.min(...y), Math.max(...x), Math.max(...y), width];
+        }"""
+    )
+    assert 0 < left < right < side - 1
+    assert 0 < top < bottom < side - 1
+    reach = 1.08 * max(map(abs, corners))
+    assert right - left == pytest.approx(side * (max(corners[::2]) - min(corners[::2])) / 2 / reach, abs=10)
+
+
 def test_a_curve_tells_its_values(visit):
     page = visit("both")
     chart = page.locator(".chart", has_text="identity loss")

@@ -77,16 +77,24 @@ const drawing = (() => {
     context.fill();
   }
 
-  // x in the middle of a ground twice as large, so that an x' beyond its border can be seen.
-  function canvasOfX(context, units, drawX, place, stroke, dash) {
+  // How far a ground goes from the middle of x, in halves of its side: twice, or to the corners of an x' beyond that.
+  function reachOf(...places) {
+    const far = places.flatMap((place) => (place ? actions.quadrilateral(place).flat().map(Math.abs) : []));
+    return Math.min(8, Math.max(2, ...far.map((value) => 1.08 * value)));
+  }
+
+  // x in the middle of a larger ground, so that an x' beyond its border can be seen.
+  function canvasOfX(context, units, drawX, place, reach, stroke, dash) {
+    const put = (value) => ((value / reach + 1) / 2) * units;
+    const box = [put(-1), put(-1), units / reach, units / reach];
     context.fillStyle = colour("ground");
     context.fillRect(0, 0, units, units);
-    drawX([units / 4, units / 4, units / 2, units / 2]);
+    drawX(box);
     context.strokeStyle = colour("first");
     context.lineWidth = 2;
-    context.strokeRect(units / 4, units / 4, units / 2, units / 2);
+    context.strokeRect(...box);
     if (!place) return;
-    const corners = actions.quadrilateral(place).map((corner) => corner.map((value) => ((value + 2) / 4) * units));
+    const corners = actions.quadrilateral(place).map((corner) => corner.map(put));
     outline(context, corners, stroke, dash);
   }
 
@@ -104,5 +112,5 @@ const drawing = (() => {
     return (value < 0 ? "−" : "") + text;
   }
 
-  return { element, shape, colour, square, onColours, tile, outline, canvasOfX, panel, number };
+  return { element, shape, colour, square, onColours, tile, outline, reachOf, canvasOfX, panel, number };
 })();

@@ -1,6 +1,6 @@
 // Choose an image, drag and mirror its two crops, and see the action between them in every representation.
 const explorer = (() => {
-  const { element, shape, colour, square, tile, canvasOfX, panel } = drawing;
+  const { element, shape, colour, square, tile, reachOf, canvasOfX, panel } = drawing;
   const UNITS = 220;
   const SMALLEST = 0.08; // side of a crop, relative to the image
   const REACH = 14; // pixels from which a corner is caught
@@ -21,8 +21,11 @@ const explorer = (() => {
     stage.addEventListener("pointerdown", drag);
     // A finger on a crop moves the crop and not the page. (touch-action does not follow a shape that moves.)
     stage.addEventListener("touchstart", (event) => { if (grasp(event.touches[0])) event.preventDefault(); }, { passive: false });
-    const onX = square(UNITS, (context) => glimpses.first && canvasOfX(context, UNITS,
-      (box) => view(context, glimpses.first, box), actions.egocentric(glimpses.first, glimpses.second), colour("second")));
+    const onX = square(UNITS, (context) => {
+      if (!glimpses.first) return;
+      const place = actions.egocentric(glimpses.first, glimpses.second);
+      canvasOfX(context, UNITS, (box) => view(context, glimpses.first, box), place, reachOf(place), colour("second"));
+    });
     const second = square(UNITS, (context) => glimpses.second && view(context, glimpses.second, [0, 0, UNITS, UNITS]));
 
     const thumbs = data.starts.map((_, i) => {

@@ -1,6 +1,6 @@
 // Pairs of views: the image with both crops, x with x' as it was and as it is inferred, and x'.
 const gallery = (() => {
-  const { element, colour, square, tile, outline, canvasOfX, panel } = drawing;
+  const { element, colour, square, tile, outline, reachOf, canvasOfX, panel } = drawing;
   const UNITS = 160;
 
   function corners(glimpse) {
@@ -10,6 +10,7 @@ const gallery = (() => {
   function card(pair, i, count, sources, views) {
     const mirrored = (glimpse) => (glimpse.mirrored ? ", mirrored" : "");
     const x = (context) => (box) => tile(context, views, i, box);
+    const reach = reachOf(pair.true, pair.placed);
     const panels = [
       panel("image", square(UNITS, (context) => {
         tile(context, sources, i, [0, 0, UNITS, UNITS]);
@@ -17,11 +18,11 @@ const gallery = (() => {
         outline(context, corners(pair.second), colour("second"));
       })),
       panel(`x${mirrored(pair.first)}`, square(UNITS, (context) =>
-        canvasOfX(context, UNITS, x(context), pair.true, colour("second")))),
+        canvasOfX(context, UNITS, x(context), pair.true, reach, colour("second")))),
     ];
     if (pair.placed) {
       panels.push(panel("inferred", square(UNITS, (context) =>
-        canvasOfX(context, UNITS, x(context), pair.placed, colour("guess"), [6, 4]))));
+        canvasOfX(context, UNITS, x(context), pair.placed, reach, colour("guess"), [6, 4]))));
     }
     panels.push(panel(`x′${mirrored(pair.second)}`, square(UNITS, (context) =>
       tile(context, views, count + i, [0, 0, UNITS, UNITS]))));
