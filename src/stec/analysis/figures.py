@@ -64,14 +64,7 @@ def _card(source: Tensor, batch: ViewBatch, i: int, text: str, width: int, heigh
         _outline(panel, (corners + 1) / 2 * PANEL, colour)
     card.paste(panel, (0, 0))
 
-    # x lies in the middle of a larger ground, so that an x' beyond its border can be seen.
-    panel = Image.new("RGB", (PANEL, PANEL), GROUND)
-    panel.paste(_picture(batch.first[i], PANEL // 2), (PANEL // 4, PANEL // 4))
-    for glimpse, colour in (*((glimpse, SMALL) for glimpse in others), (second, SECOND)):
-        corners = actions.quadrilateral(actions.egocentric(actions.EfferenceCopy(first, glimpse)))[0]
-        _outline(panel, (corners + 2) / 4 * PANEL, colour)
-    ImageDraw.Draw(panel).rectangle((PANEL // 4, PANEL // 4, PANEL * 3 // 4, PANEL * 3 // 4), outline=FIRST, width=2)
-    card.paste(panel, (PANEL + GAP, 0))
+    card.paste(_on_canvas_of(first, batch.first[i], others, second), (PANEL + GAP, 0))
 
     card.paste(_picture(batch.second[i], PANEL), (2 * (PANEL + GAP), 0))
     font = ImageFont.load_default(12)
@@ -84,6 +77,20 @@ def _card(source: Tensor, batch: ViewBatch, i: int, text: str, width: int, heigh
         draw.text((column * (PANEL + GAP), PANEL + 4), caption, fill=QUIET, font=font)
     draw.text((0, PANEL + 24), text, fill=INK, font=font)
     return card
+
+
+def _on_canvas_of(first: Glimpse, image: Tensor, others: list[Glimpse], second: Glimpse) -> Image.Image:
+    """x in the middle of a larger ground, where all other views lie on it: twice as large, or as they need it."""
+    where = [actions.egocentric(actions.EfferenceCopy(first, glimpse)) for glimpse in (*others, second)]
+    corners = [actions.quadrilateral(action)[0] for action in where]
+    reach = min(8.0, max(2.0, 1.08 * max(float(each.abs().max()) for each in corners)))  # in halves of a side of x
+    panel = Image.new("RGB", (PANEL, PANEL), GROUND)
+    start, side = round((1 - 1 / reach) / 2 * PANEL), round(PANEL / reach)
+    panel.paste(_picture(image, side), (start, start))
+    for each, colour in zip(corners, [SMALL] * len(others) + [SECOND], strict=True):
+        _outline(panel, (each / reach + 1) / 2 * PANEL, colour)
+    ImageDraw.Draw(panel).rectangle((start, start, start + side, start + side), outline=FIRST, width=2)
+    return panel
 
 
 def _small_views(batch: ViewBatch, i: int) -> tuple[Image.Image | None, list[Glimpse]]:
