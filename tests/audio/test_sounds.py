@@ -146,6 +146,12 @@ def test_files_of_any_rate_width_and_channels_become_one_kind(tmp_path):
         assert np.abs(samples[1000:7000]).max() == pytest.approx(0.4, abs=0.02)
 
 
+def test_floats_beyond_one_are_scaled_and_not_cut_off(tmp_path):
+    soundfile.write(tmp_path / "loud.wav", _sine(level=20_000), 16_000, subtype="FLOAT")
+    heard = files.read(tmp_path / "loud.wav", soundfile, soxr) / 32768
+    assert np.allclose(heard, _sine(level=1) / np.abs(_sine(level=1)).max(), atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -242,10 +248,13 @@ def test_an_alignment_may_be_compressed_and_its_mistakes_are_named(tmp_path):
     path = tmp_path / "phones.txt.gz"
     path.write_bytes(gzip.compress(b"a-1 1600 dict SIL:4 AH:5\n"))
     assert read_alignment(path) == {"a-1": Aligned(1600, ["SIL", "AH"], [4, 5])}
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbfa-1 1600 dict SIL:4\n"))  # as some editors begin a file
+    assert list(read_alignment(path)) == ["a-1"]
     path = tmp_path / "phones.txt"
     for text, message in (
         ("a 1600 dict SIL", "line 1: expected"), ("a b c", "line 1: expected"), ("", "no utterance"),
         ("a 1600 dict SIL:4\nb 1600 dict SIL:4 AH:-5", "line 2: expected"),
+        ("a 1600 dict SIL:4\na 1600 dict SIL:5", "line 2: a is there twice"),
     ):  # fmt: skip
         path.write_text(text)
         with pytest.raises(UserError, match=message):

@@ -33,13 +33,15 @@ def read_alignment(path: Path) -> dict[str, Aligned]:
         raise UserError(f"audio.alignment={path}: no such file")
     try:
         content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"audio.alignment={path}: cannot be read ({error})") from None
-    found = {}
+    found: dict[str, Aligned] = {}
     for number, line in enumerate(text.splitlines(), 1):
         try:
             name, samples, _, *pieces = line.split()
+            if name in found:
+                raise UserError(f"{path}, line {number}: {name} is there twice")
             pairs = [piece.rsplit(":", 1) for piece in pieces]
             found[name] = Aligned(int(samples), [phone for phone, _ in pairs], [_frames(count) for _, count in pairs])
         except ValueError:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 BASELINES = {"": "trained", "_untrained": "untrained", "_mfcc": "MFCC, 11 frames", "_majority": "most frequent"}
 CAPTIONS = {
     "steps": "Loss per prediction step: how hard it is to tell the frame k steps ahead from others.",
-    "confusion": "Phones of unheard speakers (rows) and what the linear probe takes them for (columns), in percent.",
-    "frames": "Frames of unheard speakers, by their phone.",
+    "confusion": "Phones of test utterances (rows) and what the linear probe takes them for (columns), in percent.",
+    "frames": "Frames of test utterances, by their phone.",
 }
 
 

@@ -107,6 +107,7 @@ def read(path: Path, soundfile: ModuleType, soxr: ModuleType) -> np.ndarray:
         samples = soxr.resample(samples, rate, RATE)
     if len(samples) == 0:
         raise UnreadableError("it has no samples at 16 kHz")
+    samples = samples / max(1, np.abs(samples).max())  # of a file of floats they may be any
     return np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16)
 
 
