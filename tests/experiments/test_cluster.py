@@ -133,7 +133,7 @@ def kill_first_attempts(job, reporter):
 def test_a_killed_process_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr("stec.experiments.engine.attempt", kill_first_attempts)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), *sys.path]))
-    worker = _Worker(None)
+    worker = _Worker(None, 1)
     outcomes = {}
     for times in (ATTEMPTS - 1, ATTEMPTS, 0):
         (tmp_path / str(times)).mkdir()
@@ -146,13 +146,24 @@ def test_a_killed_process_is_replaced(tmp_path, monkeypatch):
     assert outcomes[0].startswith("done by"), "the next job is not harmed"
 
 
+def test_without_a_gpu_every_process_takes_its_share_of_the_cores(monkeypatch):
+    """Two with all cores each took twice as long."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    threads = []
+    for count in (1, 2):
+        worker = _Worker(None, count)
+        threads.append(worker.pool.submit(torch.get_num_threads).result())
+        worker.pool.shutdown()
+    assert threads[1] == max(1, threads[0] // 2)
+
+
 def test_every_process_sees_one_gpu(monkeypatch):
     seen = []
 
     class Watched:
         pool = type("Pool", (), {"shutdown": lambda self: None})()
 
-        def __init__(self, gpu):
+        def __init__(self, gpu, count):
             seen.append(gpu)
 
         def do(self, job):
@@ -175,7 +186,7 @@ def test_it_is_told_how_far_runs_are_that_other_processes_make(tmp_path, grid, m
     class Slow(_Worker):
         pool = type("Pool", (), {"shutdown": lambda self: None})()
 
-        def __init__(self, gpu):
+        def __init__(self, gpu, count):
             pass
 
         def do(self, job):

@@ -54,7 +54,7 @@ class Local:
         self.processes = processes
 
     def run(self, jobs: Sequence[Job], reporter: Reporter) -> Generator[Outcome]:
-        """Each process sees one GPU. What a killed one leaves behind, another continues.
+        """Each process sees one GPU, or takes its share of the cores. What a killed one leaves, another continues.
 
         A signal to stop is for all of them: every run ends its step and saves.
         """
@@ -63,7 +63,7 @@ class Local:
         gpus = _visible_gpus()
         count = min(self.processes or max(1, len(gpus)), len(jobs))
         reporter.note(f"{len(jobs)} runs on {count} process(es)")
-        workers = [_Worker(gpus[number % len(gpus)] if gpus else None) for number in range(count)]
+        workers = [_Worker(gpus[number % len(gpus)] if gpus else None, count) for number in range(count)]
         free: SimpleQueue[_Worker] = SimpleQueue()
         for worker in workers:
             free.put(worker)
@@ -98,16 +98,16 @@ class Local:
 
 
 class _Worker:
-    """A process that sees one GPU, and is started anew when it is killed."""
+    """A process that sees one GPU, or has the cores with the others, and is started anew when it is killed."""
 
-    def __init__(self, gpu: str | None) -> None:
-        self.gpu, self.stopped = gpu, False
+    def __init__(self, gpu: str | None, count: int) -> None:
+        self.gpu, self.count, self.stopped = gpu, count, False
         self.pool = self._start()
 
     def _start(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")
         there, self.line = context.Pipe(duplex=False)  # nothing is ever sent; it is there as long as this process is
-        return ProcessPoolExecutor(1, context, _begin, (self.gpu, there))
+        return ProcessPoolExecutor(1, context, _begin, (self.gpu, self.count, there))
 
     def stop(self) -> None:
         """Has the process save its run and end."""
@@ -178,11 +178,15 @@ def _visible_gpus() -> list[str]:
     return (os.environ.get("CUDA_VISIBLE_DEVICES") or every).split(",") if every else []
 
 
-def _begin(gpu: str | None, parent: Connection) -> None:
-    """What a new process does first."""
+def _begin(gpu: str | None, count: int, parent: Connection) -> None:
+    """What a new process does first, of as many as `count`."""
     hush()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    else:
+        import torch
+
+        torch.set_num_threads(max(1, torch.get_num_threads() // count))  # more threads than cores wait for each other
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it, which passes it on
     threading.Thread(target=_stop_with, args=(parent,), daemon=True).start()
 
