@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from stec.config import load
+from stec.leaving import leave_others
 from stec.reporter import Progress
 from stec.run import RunFolder
 from stec.training import pretrain
@@ -56,3 +57,4 @@ if __name__ == "__main__":
     finish(runs / "parts-two", "ddp")
     finish(runs / "two-parts", "fsdp")
     finish(runs / "one-parts", "fsdp")
+    leave_others()

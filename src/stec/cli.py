@@ -25,6 +25,7 @@ from stec.commands.words import recipe_and_config as _recipe_and_config
 from stec.config import SOUND, Config, read_recipe, recipe_names
 from stec.errors import Stopped, UserError
 from stec.faults import describe
+from stec.leaving import leave_others
 from stec.progress import SPEEDS
 from stec.reporter import hush
 
@@ -248,19 +249,6 @@ def _print_summary(summary: dict[str, Any], path: Path) -> None:
     console.print(f"{summary['seconds']:.0f} s of training{''.join(speeds)}; {where}", highlight=False, markup=False)
 
 
-def _leave_others(code: Any) -> None:
-    """Ends a process beside the first at once, when all is done.
-
-    The others take their connections down at the same time, and a thread of gloo's may then abort the process.
-    """
-    distributed: Any = sys.modules.get("torch.distributed")
-    together = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    if together and distributed.get_rank() > 0 and code in (None, 0):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-
-
 def main() -> None:
     """Runs the command line. What a user can mend is one line and exit code 2; docs/resume.md has the other codes."""
     logger = logging.getLogger("stec")
@@ -277,7 +265,8 @@ def main() -> None:
     except SystemExit as stop:
         if stop.code == 130:  # what typer makes of KeyboardInterrupt
             _end("interrupted; --resume continues a run, the same command an experiment or an embedding", 130)
-        _leave_others(stop.code)
+        if stop.code in (None, 0):
+            leave_others()
         raise
     except (OSError, MemoryError, RuntimeError) as error:
         line = describe(error)

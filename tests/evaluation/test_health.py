@@ -126,7 +126,8 @@ def test_a_run_that_collapses_says_so_once(train) -> None:
 @pytest.mark.parametrize("method", ["simclr", "simsiam", "byol", "vicreg"])
 def test_a_healthy_run_does_not(train, method) -> None:
     reporter = Silent()
-    folder, _ = train("run", f"method={method}", *LONGER, reporter=reporter)
+    quick = ["optimizer.name=lars", "optimizer.trust=0.001", "optimizer.rate=1"] if method == "vicreg" else []
+    folder, _ = train("run", f"method={method}", *quick, *LONGER, reporter=reporter)
     assert not collapses(reporter)
     assert all(min(r["embedding_rank"], r["effective_rank"]) > 3 for r in folder.metrics())
     assert all(0 < r["feature_std"] < 1 and r["alignment"] > 0 and r["uniformity"] < 0 for r in folder.metrics())
