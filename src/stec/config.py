@@ -159,6 +159,7 @@ class Config:
     log_every: int = 50  # steps between two lines of metrics.jsonl
     checkpoint_every: int = 10  # epochs between two checkpoints; the last epoch always has one
     checkpoint_minutes: float = 10  # minutes between two checkpoints, if the epochs are longer; 0: after every step
+    logger: str = "none"  # where metrics go besides metrics.jsonl: none, tensorboard, wandb
     baselines: bool = False  # also fit linear classifiers on the untrained encoder and on pixels or MFCC
 
 

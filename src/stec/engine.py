@@ -24,6 +24,7 @@ from stec.fabric import Fabric, LightningEnvironment, ModelParallelStrategy
 from stec.faults import explained
 from stec.interruption import Interruption
 from stec.launching import give_time_to_end, launched, meet_again
+from stec.loggers import Logger, check_logger, open_logger
 from stec.networks.synchrony import synchronise_batch_norms
 from stec.partition import cut_optimizer, cut_weights, join, norms, own_part, partition
 from stec.processes import known_shares, shares
@@ -37,6 +38,7 @@ TELL = 10.0  # seconds of silence after which a CPU tells of steps that are no l
 
 def make_fabric(config: Settings) -> Fabric:
     """Device, precision and processes as the config asks for."""
+    check_logger(config.logger)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda: no CUDA device is available here; use device=cpu or device=auto")
     cuda = config.device != "cpu" and torch.cuda.is_available()
@@ -103,6 +105,7 @@ class Loop:
         self.since = self.saved = self.told = 0.0  # when metrics were fetched, a checkpoint begun, progress reported
         self.kept: int | None = None  # step of the last checkpoint that is on the disk
         self.writer, self.interruption = checkpoint.Writer(), Interruption(fabric.is_global_zero)
+        self.logger: Logger | None = None
 
     @property
     def epoch(self) -> int:
@@ -118,6 +121,18 @@ class Loop:
                 self._resume()
             elif self.fabric.is_global_zero:
                 self.folder.begin(self.config)
+            if self.fabric.is_global_zero:
+                self.logger = self._open_logger(resume)
+        if self.logger is not None:
+            self.reporter.note(f"metrics: {self.logger.place}")
+
+    def _open_logger(self, resume: bool) -> Logger | None:
+        try:
+            return open_logger(self.config.logger, self.folder, self.step)
+        except UserError:
+            if not resume:
+                self.folder.abandon()
+            raise
 
     def run(self) -> None:
         """All steps that are left. Stopped, if a signal asks for it: after a step, with everything saved."""
@@ -218,6 +233,8 @@ class Loop:
         if self.fabric.is_global_zero:
             epoch, seconds = round(self.step / self.steps_per_epoch, 4), round(self.seconds, 3)
             self.folder.add_metrics({"step": self.step, "epoch": epoch, "seconds": seconds, **metrics})
+            if self.logger is not None:
+                self.logger.metrics({"epoch": epoch, **metrics}, self.step)
         self._report(metrics, self.seconds)
 
     def _tell(self) -> None:
@@ -262,6 +279,12 @@ class Loop:
             "commit": provenance.commit(),
             **provenance.versions(),
         }
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Writes what became of the run, which is done."""
+        self.folder.save_summary(summary)
+        if self.logger is not None:
+            self.logger.end(summary)
 
     def _diverged(self, what: str, step: int) -> None:
         """The first step is step 1."""

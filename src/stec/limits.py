@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+LOGGERS = ("none", "tensorboard", "wandb")
 CHOICES = {
     "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet", "shards", "utterances"),
     "data.resident": ("auto", "always", "never"),
@@ -17,6 +18,7 @@ CHOICES = {
     "strategy": ("ddp", "fsdp"),
     "precision": ("auto", "bf16", "32"),
     "compile": ("auto", "always", "never", "tuned"),
+    "logger": LOGGERS,
 }
 ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
 SOUND_ACTIONS = ("shift", "speed", "band", "noise", "gain")

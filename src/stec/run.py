@@ -92,6 +92,10 @@ class RunFolder:
         with replacing(self.path / CONFIG) as path:
             path.write_text(f"# recipe: {self.recipe}\n{to_yaml(config)}")
 
+    def abandon(self) -> None:
+        """Takes `begin` back: nothing has been trained."""
+        (self.path / CONFIG).unlink()
+
     @property
     def command(self) -> str:
         """What continues the run, in words."""

@@ -40,6 +40,8 @@ class Settings(Protocol):
     def checkpoint_every(self) -> int: ...  # noqa: D102
     @property
     def checkpoint_minutes(self) -> float: ...  # noqa: D102
+    @property
+    def logger(self) -> str: ...  # noqa: D102
 
 
 class Task(ABC):

@@ -123,7 +123,7 @@ def _pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Repor
         reporter.note("linear accuracy after training ...")
     summary |= {"method": config.method, **task.evaluate(), **loop.describe()}
     summary |= {"data": dataset.name, "skipped_images": len(dataset.skipped)}
-    folder.save_summary(summary)
+    loop.finish(summary)
     return summary
 
 

@@ -46,7 +46,7 @@ def pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Report
     summary |= {"data": sounds.name, "skipped_files": len(sounds.skipped)}
     if summary.get("phones") is not None and "phones_untrained" in summary:
         summary["phones_gain"] = round(summary["phones"] - summary["phones_untrained"], 2)
-    folder.save_summary(summary)
+    loop.finish(summary)
     return summary
 
 

@@ -18,7 +18,8 @@ NEUTRAL = frozenset(
     {
         "seed", "data.source", "data.root", "data.download", "data.resident", "data.workers", "data.cache",
         "data.cache_gb", "data.test_root", "audio.alignment",
-        "device", "devices", "strategy", "compile", "log_every", "checkpoint_every", "checkpoint_minutes", "baselines",
+        "device", "devices", "strategy", "compile", "log_every", "checkpoint_every", "checkpoint_minutes", "logger",
+        "baselines",
     }
 )  # fmt: skip
 

@@ -36,11 +36,11 @@ from stec.views import Views
 SHARES = (1, 10, 100)  # percent of the training labels
 CLASSIFIER = "classifier.safetensors"
 _KEYS = ("data", "views", "optimizer", "epochs", "batch_size", "seed", "device", "precision", "compile", "log_every",
-         "checkpoint_every")  # fmt: skip
+         "checkpoint_every", "logger")  # fmt: skip
 # Crops and mirroring as in pretraining, but no other colours.
 _PLAIN = ("views.jitter_probability=0", "views.grey=0", "views.blur=0", "views.solarize=0", "views.small=0")
 _SHORT = ("epochs=30", "batch_size=128", "optimizer.warmup_epochs=1", "checkpoint_every=10", "baselines=false")
-_HERE = ("device=auto", "devices=1")  # whatever the run was trained on
+_HERE = ("device=auto", "devices=1", "logger=none")  # whatever the run was trained on
 _ADAMW = ("optimizer.name=adamw", "optimizer.momentum=0.9", "optimizer.weight_decay=0.05")
 _RATE, _RATE_OF_TRANSFORMERS = 2e-3, 2e-4  # per 256 images
 
@@ -251,7 +251,7 @@ def _fine_tune(task: FineTuning, path: Path, reporter: Reporter, force: bool) ->
     loop.begin(resume)
     loop.run()
     accuracy = round(task.evaluate(), 2)
-    folder.save_summary({"fine_tuned": accuracy, "data": task.dataset.name, **loop.describe()})
+    loop.finish({"fine_tuned": accuracy, "data": task.dataset.name, **loop.describe()})
     found = {"fine_tuned": accuracy, "epochs": task.config.epochs, "seconds": round(loop.seconds, 1)}
     return found | {"run": str(path)}
 

@@ -11,6 +11,7 @@ from stec import config
 from stec.checking import Checks
 from stec.config import Config
 from stec.errors import UserError
+from stec.limits import LOGGERS
 from stec.run import CONFIG, task_of
 
 FOLDER = "transfer"  # of these recipes, among all
@@ -94,6 +95,7 @@ class TransferConfig:
     log_every: int = 50  # steps between two lines of metrics.jsonl
     checkpoint_every: int = 10  # epochs between two checkpoints; the last epoch always has one
     checkpoint_minutes: float = 10  # minutes between two checkpoints, if the epochs are longer; 0: after every step
+    logger: str = "none"  # where metrics go besides metrics.jsonl: none, tensorboard, wandb
 
 
 def load_transfer(recipe: str, words: Sequence[str] = ()) -> TransferConfig:
@@ -142,6 +144,7 @@ _CHOICES = {
     "strategy": ("ddp", "fsdp"),
     "precision": ("auto", "bf16", "32"),
     "compile": ("auto", "always", "never", "tuned"),
+    "logger": LOGGERS,
 }
 _AT_LEAST = {
     "epochs": 1, "batch_size": 2, "seed": 0, "devices": 1, "log_every": 1, "checkpoint_every": 1,

@@ -60,7 +60,7 @@ def _transfer(
         "skipped_images": len(scenes.skipped),
         **loop.describe(),
     }
-    folder.save_summary(summary)
+    loop.finish(summary)
     return summary
 
 
