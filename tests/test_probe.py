@@ -93,6 +93,19 @@ def test_other_images_can_be_named(run, tmp_path):
     assert (found["train_images"], found["test_images"]) == (200, 100)
 
 
+def test_a_run_on_few_images_is_probed_with_those_and_with_all_of_others(run, tmp_path):
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("limit: null", "limit: 250"))
+    assert probe(load(run), run)["train_images"] == 250
+    rng = np.random.default_rng(0)
+    for split, number in (("train", 300), ("test", 50)):
+        np.save(tmp_path / f"{split}.npy", rng.integers(0, 256, (number, 8, 8, 3), np.uint8))
+        np.save(tmp_path / f"{split}_labels.npy", np.arange(number) % 3)
+    other = ["data.source=arrays", f"data.root={tmp_path}"]
+    assert probe(load(run), run, other)["train_images"] == 300
+    assert probe(load(run), run, [*other, "data.limit=270"])["train_images"] == 270
+
+
 def test_images_without_labels_are_refused(run, tmp_path):
     Image.new("RGB", (20, 20)).save(tmp_path / "a.png")
     with pytest.raises(UserError, match="no labelled test images"):

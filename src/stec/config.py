@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from stec.checking import Checks, wanted
 from stec.errors import UserError, nearest
-from stec.limits import ACTIONS, AT_LEAST, CHOICES, NOT_OF_SOUND, PROBABILITIES, SOUND_ACTIONS
+from stec.limits import ACTIONS, AT_LEAST, CHOICES, DRAWN, NOT_OF_SOUND, PROBABILITIES, SOUND_ACTIONS
 
 # Methods that learn from sound; all others learn from images.
 SOUND = ("cpc", "stec-cpc", "stec-cpc-actions")
@@ -40,7 +40,8 @@ class DataConfig:
     cache_gb: float = 100.0  # shards behind addresses only: gigabytes of them that are kept in `cache` at most
     test_root: str | None = None  # shards only: those to test on, where they are not in the folder `root`
     buffer: int = 65_536  # shards only: how many images long the buffer is in which they are shuffled
-    train_images: int = 3000  # shapes only
+    limit: int | None = None  # at most so many images to train on, always the same ones of a source; all if none
+    train_images: int = 3000  # shapes only: how many are drawn
     test_images: int = 1000  # shapes only
 
 
@@ -197,6 +198,10 @@ def load(recipe: str = "default", words: Sequence[str] = ()) -> Config:
     for key, reason in NOT_OF_SOUND.items() if config.method in SOUND else ():
         if OmegaConf.select(given, key) is not None:
             raise UserError(f"{key}: {reason}")
+    for key in DRAWN if config.data.source != "shapes" else ():
+        if OmegaConf.select(given, key) is not None:
+            fewer = "; data.limit=N trains on fewer images of any source"
+            raise UserError(f"{key}: only the built-in shapes are drawn in any number{fewer}")
     for group in foreign_groups(config):
         if group in given:
             data = "sound" if config.method in SOUND else "images"

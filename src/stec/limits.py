@@ -28,11 +28,13 @@ NOT_OF_SOUND = {
     **dict.fromkeys(("optimizer.name", "optimizer.momentum", "optimizer.trust", "optimizer.decayed"), _ADAM),
     **dict.fromkeys(("manipulation.readout", "manipulation.bins", "manipulation.components"), _TOLD_APART),
     "lambda_turn": "sound is not turned",
+    "data.limit": "is for images",
 }
+DRAWN = ("data.train_images", "data.test_images")
 AT_LEAST = {
     "epochs": 1, "batch_size": 2, "seed": 0, "devices": 1, "log_every": 1, "checkpoint_every": 1,
     "checkpoint_minutes": 0, "lambda_manip": 0, "lambda_turn": 0, "turn.hidden": 1,
-    "data.size": 4, "data.workers": 0, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
+    "data.size": 4, "data.workers": 0, "data.limit": 2, "data.train_images": 2, "data.test_images": 1, "views.size": 4,
     "data.cache_gb": 0, "data.buffer": 1, "views.small": 0, "views.small_size": 4,
     "identity.hidden": 1, "identity.output": 1, "identity.alpha": 0, "identity.queue": 1,
     "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,

@@ -90,7 +90,8 @@ def _config(encoder: Encoder, path: Path, words: Sequence[str]) -> Config:
         if not word.startswith("data."):
             raise UserError(f"'{word}': a probe takes data.KEY=VALUE alone")
     if path.is_dir():
-        return load(str(path / CONFIG), words)
+        others = any(word.startswith("data.source=") for word in words)
+        return load(str(path / CONFIG), [*(["data.limit=null"] if others else []), *words])
     if not words:
         raise UserError(f"{path} does not say which images to probe with: add data.source=NAME and data.root=PATH")
     described = encoder.description

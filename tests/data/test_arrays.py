@@ -48,6 +48,27 @@ def test_all_files(root):
     assert data.test.labels.tolist() == [0, 1, 2, 0]
 
 
+def test_a_limit_takes_the_same_images_every_time_and_some_of_every_class(root):
+    few = load_arrays(root, limit=8)
+    again, fewer, enough = (load_arrays(root, limit=number) for number in (8, 4, 12))
+    images = everything(few.train).images
+    assert len(few.train) == 8
+    assert len(few.test) == 4
+    assert torch.equal(images, everything(again.train).images)
+    assert few.fingerprint == again.fingerprint
+    assert len({few.fingerprint, fewer.fingerprint, enough.fingerprint}) == 3
+    assert enough.fingerprint == load_arrays(root).fingerprint
+    rows = [int((image.permute(1, 2, 0).numpy() == IMAGES).all((1, 2, 3)).argmax()) for image in images]
+    assert rows == sorted(set(rows))  # in the order of the source, none twice
+    assert few.train.labels.tolist() == [int(LABELS[row]) for row in rows]
+    assert set(few.train.labels.tolist()) == {0, 1, 2}  # though they come in turn
+    inside = everything(fewer.train).images
+    assert all(any(torch.equal(one, other) for other in images) for one in inside)
+    streamed = load_arrays(root, limit=8, resident="never")
+    assert torch.equal(everything(streamed.train).images, images)
+    assert streamed.fingerprint == few.fingerprint
+
+
 def test_other_sizes_are_squashed(root):
     flat = np.zeros((2, 4, 12, 3), np.uint8)
     flat[1] = 90

@@ -39,6 +39,19 @@ def test_train_and_test_folders_with_classes(class_folders):
     assert data.skipped == ()
 
 
+def test_a_limit_takes_some_files_with_their_labels_wherever_they_are_kept(class_folders, tmp_path):
+    whole, few = load_folder(class_folders), load_folder(class_folders, limit=9)
+    assert (len(few.train), len(few.test)) == (9, 6)
+    images, labels = everything(whole.train).images, whole.train.labels
+    rows = [int((images == image).all(3).all(2).all(1).int().argmax()) for image in everything(few.train).images]
+    assert few.train.labels.tolist() == labels[rows].tolist()
+    assert rows == sorted(set(rows))
+    for options in ({"resident": "never"}, {"cache": str(tmp_path / "cache"), "resident": "never"}):
+        other = load_folder(class_folders, limit=9, **options)
+        assert torch.equal(everything(other.train).images, images[rows])
+        assert torch.equal(other.train.labels, few.train.labels)
+
+
 def test_val_may_stand_for_test(class_folders):
     expected = load_folder(class_folders)
     (class_folders / "test").rename(class_folders / "val")

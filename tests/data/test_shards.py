@@ -38,6 +38,13 @@ def test_what_webdataset_wrote_is_read(shards, resident, workers):
         assert np.array_equal(image.permute(1, 2, 0).numpy(), pixels(number))
 
 
+def test_a_limit_is_refused_with_what_to_do(shards):
+    options = {"source": "shards", "root": str(shards), "size": 8, "workers": 0}
+    with pytest.raises(UserError, match=r"data.limit=10: not of shards; name fewer of them in data.root"):
+        load(DataConfig(limit=10, **options), torch.device("cpu"))
+    assert len(load(DataConfig(limit=30, **options), torch.device("cpu")).train) == 30
+
+
 def test_what_is_written_is_read_by_webdataset(stec, shards):
     code, out, err = stec(
         "data", "shard", "data.source=shards", f"data.root={shards}", "-o", "again", "--megabytes", "0.004"

@@ -10,7 +10,7 @@ from stec.experiments.settings import NEUTRAL, differences, hash_of, settings_of
 
 OTHER = {
     "method": "stec-byol", "encoder": "resnet50", "data.root": "elsewhere", "data.source": "arrays", "data.cache": "x",
-    "data.test_root": "elsewhere",
+    "data.test_root": "elsewhere", "data.limit": "100", "logger": "tensorboard",
     "data.download": "true", "data.resident": "never", "views.area": "[0.2,1.0]", "views.aspect": "[0.5,2.0]",
     "views.jitter": "[0.8,0.2]", "manipulation.action": "paper", "manipulation.readout": "regression",
     "manipulation.bins": "quantile", "manipulation.components": "informative", "device": "cpu", "precision": "32",

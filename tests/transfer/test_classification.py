@@ -164,6 +164,14 @@ def test_a_run_of_eight_gpus_is_fine_tuned_on_what_is_here(run):
     assert (config.encoder, config.views.area, config.views.grey) == ("resnet-small", (0.35, 1.0), 0)
 
 
+def test_a_run_on_few_images_is_fine_tuned_on_all_of_others(run):
+    path, encoder = run / "config.yaml", library.load(run)
+    path.write_text(path.read_text().replace("limit: null", "limit: 50"))
+    assert configure(encoder, run, None).data.limit == 50
+    assert configure(encoder, run, "shapes").data.limit is None
+    assert configure(encoder, run, "shapes", ["data.limit=60"]).data.limit == 60
+
+
 def test_what_makes_no_sense_is_one_line(run, stec, tmp_path):
     def refused(words, *expected):
         code, _, err = stec("transfer", "classification", *words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable
@@ -84,7 +85,14 @@ def load(config: DataConfig, device: torch.device) -> DataSet:
 
 
 def open_source(config: DataConfig) -> Collection:
-    """What the source holds, before any image is read."""
+    """What the source holds, or as much of it as `data.limit` allows, before any image is read."""
+    found = _open_source(config)
+    if config.limit is None:
+        return found
+    return dataclasses.replace(found, train=found.train.limited(config.limit))
+
+
+def _open_source(config: DataConfig) -> Collection:
     if config.source == "utterances":
         raise UserError("data.source=utterances is sound: start from a recipe such as audio/cpc")
     if config.source not in SOURCES:

@@ -48,6 +48,9 @@ class Pictures(Protocol):
     def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
         """All indices in an order for one epoch. Those that a process takes of each batch are neighbours in it."""
 
+    def limited(self, number: int) -> Pictures:
+        """At most so many of them, drawn at random, but always the same."""
+
 
 class ArrayPictures:
     """Images of one shape in an array (N, H, W, 3), which may be mapped from a file.
@@ -105,6 +108,14 @@ class ArrayPictures:
     def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
         """Any order is as likely."""
         return torch.randperm(len(self), generator=shuffle)
+
+    def limited(self, number: int) -> ArrayPictures:
+        """At most so many of them, drawn at random, but always the same, copied into memory."""
+        if number >= len(self):
+            return self
+        rows = _some(len(self), number)
+        sizes = None if self.sizes is None else self.sizes[rows]
+        return ArrayPictures(np.asarray(self.array[rows]), self.labels[rows], self.size, sizes)
 
     def __getstate__(self) -> dict[str, Any]:
         """A mapped array goes to another process as the name of its file, not as gigabytes."""
@@ -168,6 +179,20 @@ class FilePictures:
     def order(self, shuffle: torch.Generator, batch_size: int) -> Tensor:
         """Any order is as likely."""
         return torch.randperm(len(self), generator=shuffle)
+
+    def limited(self, number: int) -> FilePictures:
+        """At most so many of them, drawn at random, but always the same."""
+        if number >= len(self):
+            return self
+        rows = _some(len(self), number)
+        names = [os.fsdecode(name) for name in self.names[rows]]
+        return FilePictures(Path(os.fsdecode(self.root)), names, self.labels[rows], self.size)
+
+
+def _some(total: int, number: int) -> np.ndarray:
+    """So many indices below the total, always the same, and among those of any larger number."""
+    # A stream that NumPy keeps as it is. Not every n-th: classes may come in turn.
+    return np.sort(np.random.RandomState(0).permutation(total)[:number])
 
 
 @dataclass(frozen=True)

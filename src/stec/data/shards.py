@@ -107,6 +107,12 @@ class ShardPictures:
             used += len(part)
         return torch.cat([torch.cat(parts, dim=1).flatten(), row[used:]])
 
+    def limited(self, number: int) -> ShardPictures:
+        """All of them, or a UserError: whole shards would have to be read for some of their images."""
+        if number < len(self):
+            raise UserError(f"data.limit={number}: not of shards; name fewer of them in data.root")
+        return self
+
 
 def open_shards(root: str, test_root: str | None, size: int, buffer: int, store: Store) -> Collection:
     """Shards of training images, and of test images where there are any.

@@ -87,6 +87,7 @@ def cost_of(cell: Cell, speeds: dict[Kind, list[Speed]]) -> Cost | None:
     if isinstance(config, TransferConfig) or config.method in SOUND:
         return None  # not counted in views: see `cost_of_repetition`
     images = config.data.train_images if cell.data == "shapes" else TRAINING_IMAGES.get(cell.data)
+    images = min(images, config.data.limit) if images and config.data.limit else images
     wanted = kind_of(config)
     found = [(kind, speed) for kind in speeds if _alike(kind, wanted) for speed in speeds[kind]]
     if not images or not found:

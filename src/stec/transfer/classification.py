@@ -143,7 +143,7 @@ def configure(encoder: Encoder, path: Path, place: str | None, words: Sequence[s
         if source not in data.SOURCES:
             meant = f"did you mean folder:{place}?" if Path(place).is_dir() else nearest(source, data.SOURCES)
             raise UserError(f"--data {place}: {meant}")
-        own += [f"data.source={source}", f"data.root={root or 'null'}"]
+        own += [f"data.source={source}", f"data.root={root or 'null'}", "data.limit=null"]
     return load(str(path / CONFIG) if path.is_dir() else "default", [*own, *words])
 
 
