@@ -53,7 +53,7 @@ def test_an_experiment_from_nothing_to_a_page(stec, mine, tmp_path):
     assert shown.startswith("mine\n")
 
     (tmp_path / "page.md").write_text("<!-- experiment: mine.yaml -->\n<!-- end -->\n")
-    assert "tables made anew" in stec("results", "write", "page.md")[1]
+    assert "page.md: made anew" in stec("results", "write", "page.md")[1]
     assert "up to date" in stec("results", "write", "page.md")[1]
     assert "| stec | 90.0 |" in (tmp_path / "page.md").read_text()
 
@@ -88,8 +88,9 @@ def test_runs_come_from_another_machine_as_a_book_or_as_three_small_files(stec, 
 
 
 def test_what_cannot_be_run_does_not_stop_the_rest(stec, tmp_path):
-    cells = "[{row: a, recipe: cifar10-resnet18-stec}, {row: b, recipe: default}, {row: c, recipe: default, data: x}]"
-    (tmp_path / "mine.yaml").write_text(f"overrides: epochs=1 {WORDS}\ncells: {cells}\n")
+    b = f"{{row: b, recipe: default, overrides: {WORDS}}}"
+    cells = f"[{{row: a, recipe: cifar10-resnet18-stec}}, {b}, {{row: c, recipe: default, data: x}}]"
+    (tmp_path / "mine.yaml").write_text(f"overrides: epochs=1 optimizer.warmup_epochs=0\ncells: {cells}\n")
     code, out, err = stec("experiment", "mine.yaml")
     assert code == 2
     assert len(err.splitlines()) == 1

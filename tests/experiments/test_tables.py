@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,7 +22,8 @@ from stec.experiments.experiment import experiment_names, load_experiment
 from stec.experiments.figures import SMOOTH, draw, mean_curve
 from stec.experiments.jobs import choose, missing
 from stec.experiments.measured import measure
-from stec.experiments.tables import markdown_of, table_of, write_tables
+from stec.experiments.pages import write_page
+from stec.experiments.tables import markdown_of, table_of
 
 RESULTS = Path(__file__).parents[2] / "results"
 SIMCLR, STEC = [91.2, 91.6, 91.5, 91.3, 91.4], [92.1, 91.9, 92.3]
@@ -45,20 +47,45 @@ def test_the_committed_page_is_what_the_book_gives(tmp_path):
     """`stec results write` was run after the last change of the book."""
     page = tmp_path / "README.md"
     page.write_text((RESULTS / "README.md").read_text())
-    assert write_tables(page, Book(RESULTS / "runs.jsonl")) is False
+    shutil.copytree(RESULTS / "figures", tmp_path / "figures")
+    assert write_page(page, Book(RESULTS / "runs.jsonl")) is False
     assert len(re.findall("<!-- experiment: ", page.read_text())) >= 3
+    assert len(re.findall("<!-- figure: ", page.read_text())) >= 3
 
 
 def test_only_what_is_between_markers_is_written(tmp_path, book):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- experiment: shapes-stec -->\nold\n<!-- end -->\nafter\n")
-    assert write_tables(page, book) is True
+    assert write_page(page, book) is True
     text = page.read_text()
     assert text.startswith("before\n<!-- experiment: shapes-stec -->\nS-TEC against")
     assert text.endswith("<!-- end -->\nafter\n")
     assert "old" not in text
     with pytest.raises(UserError, match="no such file"):
-        write_tables(tmp_path / "none.md", book)
+        write_page(tmp_path / "none.md", book)
+
+
+def test_a_figure_of_a_page_is_drawn_when_its_numbers_change_and_only_then(tmp_path, book):
+    page, picture = tmp_path / "page.md", tmp_path / "figures/figure-s1.png"
+    page.write_text("before\n<!-- figure: figure-s1 -->\n<!-- end -->\nafter\n")
+    assert write_page(page, book) is True  # an empty line
+    assert write_page(page, book) is False
+    assert not picture.exists()
+    simclr = cell_of(load_experiment("figure-s1"), "SimCLR")
+    fill(book, simclr, SIMCLR[:2])
+    assert write_page(page, book) is True
+    assert "<!-- figure: figure-s1 -->\n\n![Figure S1: " in page.read_text()
+    assert page.read_text().endswith("](figures/figure-s1.png)\n\n<!-- end -->\nafter\n")
+    before = picture.read_bytes()
+    assert write_page(page, book) is False
+    for damage in (lambda: picture.unlink(), lambda: picture.write_bytes(b"no picture")):
+        damage()
+        assert write_page(page, book) is True
+        assert picture.read_bytes() == before
+    fill(book, simclr, SIMCLR)
+    assert write_page(page, book) is True
+    assert picture.read_bytes() != before
+    assert [path.name for path in picture.parent.iterdir()] == ["figure-s1.png"]
 
 
 def test_measured_numbers_are_those_of_scipy(book, table1):

@@ -144,12 +144,12 @@ def results_write(
     ),
     book: BookPath = BOOK,
 ) -> None:
-    """Makes the tables of a Markdown page anew from the book; the text around them stays."""
+    """Makes tables and figures of a Markdown page anew from the book; the text around them stays."""
     from stec.experiments.book import Book
-    from stec.experiments.tables import write_tables
+    from stec.experiments.pages import write_page
 
-    changed = write_tables(page, Book(book))
-    console.print(f"{page}: {'tables made anew' if changed else 'up to date'}", highlight=False, markup=False)
+    changed = write_page(page, Book(book))
+    console.print(f"{page}: {'made anew' if changed else 'up to date'}", highlight=False, markup=False)
 
 
 def _show(name: str, only: list[str], book: Book, json_file: Path | None) -> None:

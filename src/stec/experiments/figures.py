@@ -5,6 +5,8 @@ matplotlib (extra `analysis`) is imported only here, and only when a figure is d
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,33 +27,63 @@ CURVES = (
 )
 BESIDE = 0.18  # how far from its runs a mean stands
 WIDE = 4.8  # inches, which hold the explanation in one line
+_FROM = "Comment"  # of a PNG: a digest of the numbers that it shows
 SMOOTH = 5  # points of a learning curve over which the bold line is averaged
 
 
-def draw(measured: Measured, folder: Path) -> list[Path]:
-    """Draws the experiment's figure as PNG and SVG, if it has one and any run to show. -> the files."""
-    kind = measured.experiment.figure
-    groups = [group for group in measured.groups if group.runs]
-    if kind is None or not groups:
+def draw(measured: Measured, folder: Path, endings: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Draws the experiment's figure, if it has one and any run to show. -> the files."""
+    names = pictures_of(measured)
+    if not names:
         return []
     try:
         import matplotlib
     except ImportError:
         raise UserError("figures need matplotlib: pip install 'stec[analysis]'") from None
-    name = measured.experiment.name
+    kind, groups = str(measured.experiment.figure), _shown(measured)
     files = []
     with matplotlib.rc_context({"font.size": 9, "svg.hashsalt": "stec"}):
-        if kind == "curves":
-            figures = {f"{name}-{_slug(group.column)}": _curves(group) for group in groups}
-        else:
-            figures = {name: _FIGURES[kind](measured, groups)}
+        figures = map(_curves, groups) if kind == "curves" else [_FIGURES[kind](measured, groups)]
         folder.mkdir(parents=True, exist_ok=True)
-        for stem, figure in figures.items():
-            for ending in ("png", "svg"):
-                files.append(folder / f"{stem}.{ending}")
+        for name, figure in zip(names, figures, strict=True):
+            for ending in endings:
+                files.append(folder / f"{name}.{ending}")
                 # No date, and the same names inside of an SVG every time: the same runs give the same file.
-                figure.savefig(files[-1], dpi=150, metadata={"Date": None} if ending == "svg" else None)
+                about = {"Date": None} if ending == "svg" else {_FROM: _digest(measured)}
+                figure.savefig(files[-1], dpi=150, metadata=about)
     return files
+
+
+def pictures_of(measured: Measured) -> dict[str, str]:
+    """The names of the files that show the experiment, without ending, and what is in each; none without a run."""
+    name, about, groups = measured.experiment.name, measured.experiment.about, _shown(measured)
+    if measured.experiment.figure == "curves":
+        return {f"{name}-{_slug(group.column)}": f"{about}: {group.column}" for group in groups}
+    return {name: about} if groups and measured.experiment.figure is not None else {}
+
+
+def is_drawn(measured: Measured, folder: Path) -> bool:
+    """Whether all its PNG files are there, and drawn from the same numbers."""
+    from PIL import Image, UnidentifiedImageError
+
+    for name in pictures_of(measured):
+        try:
+            with Image.open(folder / f"{name}.png") as picture:
+                if picture.info.get(_FROM) != _digest(measured):
+                    return False
+        except (OSError, UnidentifiedImageError):
+            return False
+    return True
+
+
+def _shown(measured: Measured) -> list[Group]:
+    return [group for group in measured.groups if group.runs]
+
+
+def _digest(measured: Measured) -> str:
+    """Of all numbers that a figure can show."""
+    numbers = [measured.to_json(), [[*run.key, run.curve] for run in measured.runs]]
+    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _points(measured: Measured, groups: Sequence[Group]) -> Any:

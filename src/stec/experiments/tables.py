@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import NamedTuple
 
-from stec.errors import UserError
-from stec.experiments.book import Book
-from stec.experiments.experiment import Published, load_experiment
-from stec.experiments.measured import Group, Measured, measure
+from stec.experiments.experiment import Published
+from stec.experiments.measured import Group, Measured
 from stec.experiments.statistics import Spread
 
 NAMES = {
@@ -109,25 +105,6 @@ def markdown_of(measured: Measured) -> str:
     notes = (*measured.experiment.notes, provenance_of(measured))
     parts.append("\n".join(f"- {' '.join(note.split())}" for note in notes))
     return "\n\n".join(parts)
-
-
-def write_tables(path: Path, book: Book) -> bool:
-    """Makes every table in a Markdown file anew, between its markers; the text around stays. -> whether it changed.
-
-    A table stands between `<!-- experiment: NAME -->` and `<!-- end -->`.
-    """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; a table is made between <!-- experiment: NAME --> and <!-- end -->")
-    text = path.read_text()
-    pattern = re.compile(r"(<!-- experiment: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-    def fill(match: re.Match[str]) -> str:
-        return f"{match[1]}{markdown_of(measure(load_experiment(match[2]), book))}\n{match[3]}"
-
-    new = pattern.sub(fill, text)
-    if new != text:
-        path.write_text(new)
-    return new != text
 
 
 def _markdown(table: Table) -> str:

@@ -1,0 +1,44 @@
+"""Tables and figures of a Markdown page, made from the book; the text around them stays.
+
+A table stands between `<!-- experiment: NAME -->` and `<!-- end -->`, a figure between `<!-- figure: NAME -->` and
+`<!-- end -->`; its pictures lie in the folder `figures` beside the page.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from stec.errors import UserError
+from stec.experiments.book import Book
+from stec.experiments.experiment import load_experiment
+from stec.experiments.figures import draw, is_drawn, pictures_of
+from stec.experiments.measured import measure
+from stec.experiments.tables import markdown_of
+
+FIGURES = "figures"
+_BLOCK = re.compile(r"(<!-- (experiment|figure): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def write_page(page: Path, book: Book) -> bool:
+    """Makes all tables and figures of a page anew that are not what the book gives. -> whether there were any."""
+    if not page.is_file():
+        raise UserError(f"{page}: no such file; a table is made between <!-- experiment: NAME --> and <!-- end -->")
+    text, drawn = page.read_text(), False
+
+    def fill(match: re.Match[str]) -> str:
+        nonlocal drawn
+        measured = measure(load_experiment(match[3]), book)
+        if match[2] == "experiment":
+            return f"{match[1]}{markdown_of(measured)}\n{match[4]}"
+        names = pictures_of(measured)
+        if not is_drawn(measured, page.parent / FIGURES):
+            draw(measured, page.parent / FIGURES, ("png",))
+            drawn = True
+        pictures = [f"![{about}]({FIGURES}/{name}.png)\n\n" for name, about in names.items()]
+        return f"{match[1]}\n{''.join(pictures)}{match[4]}"
+
+    new = _BLOCK.sub(fill, text)
+    if new != text:
+        page.write_text(new)
+    return drawn or new != text
