@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from rich.console import Console
-from tiny_runs import TINY
+from tiny_runs import TINY, fitting
 
 from stec import cli, training
 from stec.commands import screen
@@ -236,7 +236,7 @@ def test_a_tenth_of_broken_images_is_fatal_and_one_is_named(stec, tmp_path):
         path.parent.mkdir(exist_ok=True)
         Image.new("RGB", (20, 30), (i, i, i)).save(path)
     (tmp_path / "pictures/007.png").write_bytes(b"not a picture")
-    words = (*TINY, "data.source=folder", "data.root=pictures", "epochs=1")
+    words = fitting(*TINY, "data.source=folder", "data.root=pictures", "epochs=1")
     code, out, _ = stec("pretrain", *words)
     assert code == 0
     assert "007.png" in out

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from tiny_runs import TINY
+from tiny_runs import TINY, fitting
 from train_elsewhere import finish, train_and_keep
 
 from stec.launching import launched
@@ -133,7 +133,7 @@ def test_an_error_in_one_process_ends_all_with_one_message(tmp_path):
     damaged = root / "20.png"  # one of them, which one of the processes will read
     damaged.write_bytes(damaged.read_bytes()[:100])
     words = ["data.source=folder", f"data.root={root}", "data.resident=never", "data.workers=0", "batch_size=16"]
-    command = [sys.executable, "-m", "stec", "pretrain", *TINY, *words, "device=cpu", "devices=2"]
+    command = [sys.executable, "-m", "stec", "pretrain", *fitting(*TINY, *words), "device=cpu", "devices=2"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "run")], env=ENVIRONMENT, capture_output=True, text=True, timeout=300
     )

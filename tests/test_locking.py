@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tiny_runs import TINY, Silent
+from tiny_runs import TINY, Silent, fitting
 
 from stec.config import load
 from stec.errors import UserError
@@ -84,7 +84,7 @@ def test_what_reads_images_for_a_killed_run_ends_with_it(begin, tmp_path):
     for number in range(40):
         Image.fromarray(chance.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(root / f"{number}.png")
     streamed = ("data.source=folder", f"data.root={root}", "data.resident=never", "data.workers=1")
-    command = begin("pretrain", *LONG, *streamed, "batch_size=8", "--out", "run")
+    command = begin("pretrain", *fitting(*LONG, *streamed), "batch_size=8", "--out", "run")
     command.reach(tmp_path / "run/metrics.jsonl", 2)
     while len(at_work(tmp_path)) < 2:
         time.sleep(0.001)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from lives import WORDS
 from PIL import Image
-from tiny_runs import Silent, Trap
+from tiny_runs import Silent, Trap, fitting
 
 import stec.engine
 from stec import UserError, checkpoint, randomness
@@ -31,7 +31,7 @@ SMALL = (*WORDS, "epochs=4", "log_every=2", "checkpoint_every=1", "checkpoint_mi
 
 def start(path, *words, reporter=None):
     folder = RunFolder.new(path, "default")
-    return folder, pretrain(load("default", [*SMALL, *words]), folder, reporter or Silent())
+    return folder, pretrain(load("default", fitting(*SMALL, *words)), folder, reporter or Silent())
 
 
 def resume(folder):

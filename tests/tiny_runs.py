@@ -24,6 +24,12 @@ TINY = (
 )  # 12 steps
 
 
+def fitting(*words: str) -> list[str]:
+    """Without the numbers of images to draw, if the words name others."""
+    files = any(word.startswith("data.source=") for word in words)
+    return [word for word in words if not (files and word.startswith(("data.train_images=", "data.test_images=")))]
+
+
 class Silent:
     """A reporter that keeps what it is told."""
 
@@ -45,7 +51,7 @@ class Runner:
         self.path = path
 
     def config(self, *words: str) -> Config:
-        return load("default", [*TINY, *words])
+        return load("default", fitting(*TINY, *words))
 
     def __call__(self, name: str, *words: str, reporter=None) -> tuple[RunFolder, dict]:
         config = self.config(*words)

@@ -62,6 +62,16 @@ def test_every_page_opens_and_fits_its_screen(visit, name):
     assert unlabelled == []
 
 
+@pytest.mark.parametrize("width", [390, 320])
+def test_two_runs_stand_beside_each_other_on_a_phone(visit, width):
+    page = visit("both", **PHONE | {"viewport": {"width": width, "height": 700}})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for section in ("results", "setting"):
+        table = page.locator(f"#{section} .scroll")
+        assert table.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+        assert table.locator("tr", has_text="method").first.locator("td").all_text_contents() == ["stec", "simclr"]
+
+
 def test_the_arithmetic_of_the_page_is_that_of_the_library(visit):
     page = visit("stec")
     generator = torch.Generator().manual_seed(0)

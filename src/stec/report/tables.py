@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection
 from html import escape
 from typing import Any
@@ -72,7 +73,8 @@ def headline(run: Material) -> str:
 def results(runs: list[Material]) -> str:
     """Accuracies, speed, and where they come from."""
     found = [figures(run) for run in runs]
-    rows = [[FIGURES[key][0], *(f.get(key, "–") for f in found)] for key in FIGURES if any(key in f for f in found)]
+    rows = [["method", *(run.config.method for run in runs)]] if len({run.config.method for run in runs}) > 1 else []
+    rows += [[FIGURES[key][0], *(f.get(key, "–") for f in found)] for key in FIGURES if any(key in f for f in found)]
     for key in PROVENANCE:
         if any(key in run.summary for run in runs):
             rows.append([key.replace("_", " "), *(str(run.summary.get(key, "–")) for run in runs)])
@@ -187,7 +189,8 @@ def table(head: list[str], rows: list[list[str]], marked: Collection[int] = ()) 
     for i, (name, *cells) in enumerate(rows):
         kind = ' class="differs"' if i in marked else ""
         inner = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        body.append(f'<tr{kind}><th scope="row">{escape(name)}</th>{inner}</tr>')
+        key = re.sub(r"(?<=[._])", "<wbr>", escape(name))  # where a narrow screen may break it
+        body.append(f'<tr{kind}><th scope="row">{key}</th>{inner}</tr>')
     table = f"<table><thead><tr>{columns}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     return f'<div class="scroll" tabindex="0">{table}</div>'
 
