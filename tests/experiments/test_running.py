@@ -215,6 +215,8 @@ def test_only_some_cells():
     assert {cell.row for cell in choose(table, ["stec"]).cells} == {"S-TEC", "S-TEC*"}
     with pytest.raises(UserError, match="no such row, recipe or data in table1"):
         choose(table, ["cifar11"])
+    with pytest.raises(UserError, match="--only BYOL --only SimCLR: no row, recipe or data that fits every"):
+        choose(table, ["BYOL", "SimCLR"])
 
 
 def test_a_run_written_down_does_not_mark_the_next_as_changed(tmp_path):

@@ -20,7 +20,10 @@ app = typer.Typer()
 
 BookPath = Annotated[Path, typer.Option(help="The book of finished runs.")]
 BOOK = Path("results/runs.jsonl")
-Only = Annotated[list[str] | None, typer.Option(metavar="WORD", help="Only cells of this row, recipe or data.")]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="WORD", help="Only cells of this row, recipe or data; given twice, of both."),
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file.")]
 
 

@@ -57,7 +57,8 @@ def choose(experiment: Experiment, words: Sequence[str]) -> Experiment:
         whole = [cell for cell in cells if word.lower() in _names(cell)]
         cells = tuple(whole or [cell for cell in cells if any(word.lower() in name for name in _names(cell))])
     if not cells:
-        raise UserError(f"--only {' '.join(words)}: no such row, recipe or data in {experiment.name}")
+        why = "no such row, recipe or data" if len(words) == 1 else "no row, recipe or data that fits every word"
+        raise UserError(f"--only {' --only '.join(words)}: {why} in {experiment.name}")
     return replace(experiment, cells=cells)
 
 
