@@ -1,6 +1,7 @@
 """The colour action: by hand, against pixels, and in the manipulation model beside the spatial one."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -151,6 +152,13 @@ def test_joined_names_give_their_components_in_that_order() -> None:
     swapped = representation("colour+egocentric")
     assert torch.equal(swapped(copy), joined(copy).roll(7, dims=1))
     assert swapped.low == (*REPRESENTATIONS["colour"].low, *REPRESENTATIONS["egocentric"].low)
+
+
+def test_a_model_of_joined_actions_can_be_pickled() -> None:
+    """As `torch.save` of a module does, and whatever starts further processes with one."""
+    model = Manipulation(DIM, ManipulationConfig(action="egocentric+colour", hidden=4)).eval()
+    again, copy, features = pickle.loads(pickle.dumps(model)), drawn(), torch.randn(2, PAIRS, DIM)
+    assert torch.equal(again(*features, copy).loss, model(*features, copy).loss)
 
 
 @pytest.mark.parametrize(

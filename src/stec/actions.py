@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -218,17 +219,18 @@ def representation(name: str) -> Representation:
 
 
 def _joined(parts: Sequence[Representation]) -> Representation:
-    def function(copy: EfferenceCopy) -> Tensor:
-        return torch.cat([part(copy) for part in parts], dim=1)
-
     return Representation(
-        function,
+        partial(_side_by_side, parts),  # and no inner function, which pickle could not name
         components=tuple(value for part in parts for value in part.components),
         low=tuple(value for part in parts for value in part.low),
         high=tuple(value for part in parts for value in part.high),
         informative=tuple(value for part in parts for value in part.informative),
         unsolarized=tuple(value for part in parts for value in part.unsolarized),
     )
+
+
+def _side_by_side(parts: Sequence[Representation], copy: EfferenceCopy) -> Tensor:
+    return torch.cat([part(copy) for part in parts], dim=1)
 
 
 # --- categorical codes ------------------------------------------------------------------------------------------------
