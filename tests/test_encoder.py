@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from tiny_runs import Runner, Trap
 
 import stec
+from stec.encoder import Description
 from stec.errors import UserError
 from stec.loading import encode, open_run
 
@@ -53,6 +54,16 @@ def test_the_file_alone_does(run, tmp_path):
     moved = run.rename(tmp_path / "gone") / "encoder.safetensors"
     alone = moved.rename(tmp_path / "mine.safetensors")
     torch.testing.assert_close(stec.load(alone)(images()), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["resnet-small", "timm:test_resnet"])
+def test_a_compiled_encoder_is_saved_as_any_other(name, tmp_path):
+    """`torch.compile` puts it into another module, with the names of its weights behind a prefix."""
+    network = stec.networks.create_encoder(name)
+    description = Description(name, method="stec", size=32, image_size=32, test_crop=1.0)
+    stec.Encoder(torch.compile(network), description).save(tmp_path / "mine.safetensors")
+    expected = stec.Encoder(network, description)(images())
+    torch.testing.assert_close(stec.load(tmp_path / "mine.safetensors")(images()), expected)
 
 
 def test_a_run_needs_no_pickle(run):

@@ -178,6 +178,7 @@ def check_size(encoder: nn.Module, side: int, name: str, key: str) -> None:
 
 def library_module(encoder: nn.Module) -> nn.Module:
     """The module whose weights have the names that the encoder's own library gives them."""
+    encoder = getattr(encoder, "_orig_mod", encoder)  # what torch.compile wraps
     return encoder.model if isinstance(encoder, TimmEncoder) else encoder
 
 
