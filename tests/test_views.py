@@ -16,6 +16,7 @@ from torchvision.transforms.v2 import RandomResizedCrop
 
 from stec import pixels
 from stec.actions import Glimpse, representation
+from stec.errors import UserError
 from stec.views import Views
 
 BYTE = 1 / 255
@@ -336,6 +337,17 @@ def test_constant_components_are_those_that_never_change(changes: dict) -> None:
             if len(values[~hidden, i].mul(1e4).round().unique()) <= 1 and action.informative[i]:
                 constant.add(component)
     assert views.constant_components() == constant
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (4, 1, 8, 8), (4, 4, 8, 8), (4, 8, 8, 3)])
+def test_images_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=r"expected \(B, 3, H, W\)"):
+        Views(size=8)(torch.zeros(shape, dtype=torch.uint8))
+
+
+def test_images_whose_colours_stay_may_have_any_number_of_channels() -> None:
+    views = Views(size=8, jitter_probability=0, grey=0, blur=0.5, solarize=0.5)
+    assert views(torch.rand(4, 1, 9, 9)).images.shape == (8, 1, 8, 8)
 
 
 def test_plain_views_are_the_central_square() -> None:

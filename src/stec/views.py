@@ -231,6 +231,9 @@ class Views(nn.Module):
     def _render(self, images: Tensor, glimpse: Glimpse) -> Tensor:
         views = self._look(images, glimpse.crop, glimpse.source, glimpse.mirrored)
         if self.jitter_probability > 0 or self.grey > 0:
+            channels = views.shape[1]
+            if channels != 3:
+                raise UserError(f"images of {channels} channel(s) have no colours to change: expected (B, 3, H, W)")
             views = pixels.recolour(views, glimpse.colour, glimpse.order, glimpse.grey)
         if self.blur > 0:
             blurred = glimpse.blur > 0
@@ -264,6 +267,8 @@ class Views(nn.Module):
 
 
 def _sizes(images: Tensor, sizes: Tensor | None) -> Tensor:
+    if images.ndim != 4:
+        raise UserError(f"images are {tuple(images.shape)}, expected (B, 3, H, W)")
     if sizes is not None:
         return sizes.float()
     sides = [torch.full((len(images),), float(side), device=images.device) for side in images.shape[-2:]]
