@@ -345,6 +345,23 @@ def test_images_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
         Views(size=8)(torch.zeros(shape, dtype=torch.uint8))
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"area": (8, 100)}, r"views.area=\(8, 100\): a crop is at most the whole image"),
+        ({"area": 0.5}, "views.area=0.5: needs two numbers"),
+        ({"aspect": (0, 1)}, "needs 0 < low"),
+        ({"jitter": (2.0, 0.1)}, "needs u from 0 to 1"),
+        ({"mirror": 50}, "views.mirror=50: is a probability"),
+        ({"small": 1, "small_area": (5, 25)}, "views.small_area"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_as_in_a_recipe(setting: dict, message: str) -> None:
+    """An area in percent, of which no crop fits, would leave whole images."""
+    with pytest.raises(UserError, match=message):
+        Views(**setting)
+
+
 def test_images_whose_colours_stay_may_have_any_number_of_channels() -> None:
     views = Views(size=8, jitter_probability=0, grey=0, blur=0.5, solarize=0.5)
     assert views(torch.rand(4, 1, 9, 9)).images.shape == (8, 1, 8, 8)

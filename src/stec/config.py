@@ -384,7 +384,9 @@ def check_values(config: Config) -> None:
     for name in PROBABILITIES:
         require(0 <= value_of(f"views.{name}") <= 1, f"views.{name}", "is a probability, from 0 to 1")
     for name in ("area", "aspect", "jitter", "small_area"):
-        require(len(value_of(f"views.{name}")) == 2, f"views.{name}", "needs two numbers, as in [0.2,1.0]")
+        pair = value_of(f"views.{name}")
+        two = isinstance(pair, Sequence) and len(pair) == 2
+        require(two, f"views.{name}", "needs two numbers, as in [0.2,1.0]")
     for name in ("area", "aspect", "small_area"):
         low, high = value_of(f"views.{name}")
         require(0 < low <= high, f"views.{name}", "needs 0 < low <= high")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stec import pixels
 from stec.actions import EfferenceCopy, Glimpse
+from stec.config import Config, ViewsConfig, check_values
 from stec.errors import UserError
 from stec.turn import every_turn
 
@@ -120,6 +121,11 @@ class Views(nn.Module):
         turn: bool = False,
     ) -> None:
         super().__init__()
+        given = ViewsConfig(
+            area=area, aspect=aspect, mirror=mirror, jitter=jitter, jitter_probability=jitter_probability, grey=grey,
+            blur=blur, solarize=solarize, test_crop=test_crop, small=small, small_area=small_area,
+        )  # fmt: skip
+        check_values(Config(views=given))
         self.size, self.area, self.aspect, self.mirror = size, area, aspect, mirror
         self.jitter, self.jitter_probability = jitter, jitter_probability
         self.grey, self.blur, self.solarize = grey, blur, solarize
