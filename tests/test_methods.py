@@ -64,6 +64,23 @@ def test_every_part_of_every_method_is_trained(method) -> None:
     assert not without
 
 
+@pytest.mark.parametrize(
+    ("last", "dim", "found"),
+    [
+        (nn.Identity(), 4, r"\(12, 4, 32, 32\)"),  # a map
+        (nn.AdaptiveAvgPool2d(1), 4, r"\(12, 4, 1, 1\)"),
+        (nn.Flatten(2), 4, r"\(12, 4, 1024\)"),
+        (nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), 5, r"\(12, 4\), expected \(2B, 5\)"),
+        (nn.AdaptiveMaxPool2d(1, return_indices=True), 4, "a tuple"),
+    ],
+)
+def test_an_encoder_that_gives_something_else_than_announced_is_named(last, dim, found) -> None:
+    encoder = nn.Sequential(nn.Conv2d(3, 4, 1), last)
+    encoder.dim = dim
+    with pytest.raises(UserError, match=f"the encoder Sequential gives {found}"):
+        stec.create("stec", encoder)(Views()(torch.rand(6, 3, 32, 32)))
+
+
 class Opposite(Identity):
     """All there is to an identity model of one's own."""
 

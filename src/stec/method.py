@@ -106,6 +106,7 @@ class Method(nn.Module):
     def forward(self, batch: ViewBatch) -> Losses:
         """Both views of every image in one forward pass, small and turned ones in others, then the inverse models."""
         features = self.encoder(batch.images)  # (2B, D)
+        _check_features(self.encoder, features)
         first, second = features.chunk(2)
         identity = self.identity(features, batch)
         identity_loss = identity.loss
@@ -140,6 +141,15 @@ class Method(nn.Module):
     def after_step(self, progress: Tensor | float) -> None:
         """To be called after every optimizer step with the share of training done, from 0 to 1."""
         self.identity.after_step(progress)
+
+
+def _check_features(encoder: nn.Module, features: Tensor) -> None:
+    """Refuses what no identity model can take: maps, tokens, several outputs, or another dimension than announced."""
+    shape = tuple(features.shape) if isinstance(features, Tensor) else None
+    dim = getattr(encoder, "dim", None)
+    if shape is None or len(shape) != 2 or shape[1] != (dim or shape[1]):
+        found = shape or f"a {type(features).__name__}"
+        raise UserError(f"the encoder {type(encoder).__name__} gives {found}, expected (2B, {dim or 'D'})")
 
 
 def _in_passing(encoder: nn.Module, images: Tensor) -> Tensor:
