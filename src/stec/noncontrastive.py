@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stec.errors import UserError
 from stec.functional import ALL, contrast_pairs
 
 VARIANCE_EPSILON = 1e-4  # added to VICReg's variances, as in its code
@@ -52,6 +53,8 @@ def vicreg(
         variance: weight of the second.
         covariance: weight of the third.
     """
+    if len(first) < 2:
+        raise UserError("VICReg needs the variances of a batch, and one pair has none: drop the incomplete last batch")
     with torch.autocast(first.device.type, enabled=False):
         first, second = first.float(), second.float()
         alike = F.mse_loss(first, second)

@@ -15,6 +15,7 @@ from processes import (
 from torch import nn
 
 from stec.config import IdentityConfig
+from stec.errors import UserError
 from stec.identity import VICReg
 from stec.noncontrastive import vicreg
 
@@ -40,6 +41,12 @@ def test_by_hand() -> None:
     # Standard deviations are sqrt(2) but for that of x' in dimension 1, which is sqrt(1e-4).
     assert float(vicreg(first, second, 0, 1, 0)) == pytest.approx(2 * (0 + (1 - 0.01) / 2) / 2)
     assert float(vicreg(first, second, 0, 0, 1)) == pytest.approx(2 * (2**2 + 2**2) / 2)  # covariance 2 in x, 0 in x'
+
+
+def test_one_pair_has_no_variance() -> None:
+    """Its loss would be NaN, and so would all weights after a step on an incomplete last batch."""
+    with pytest.raises(UserError, match="one pair has none"):
+        vicreg(torch.randn(1, 5), torch.randn(1, 5))
 
 
 def test_autocast_does_not_touch_it() -> None:
