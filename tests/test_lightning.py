@@ -7,7 +7,7 @@ import sys
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import stec
 from stec.adapters.lightning import LitStec
@@ -60,6 +60,39 @@ def test_four_steps_are_those_of_a_loop_by_hand(name, images):
     assert trainer.logged_metrics["total"] == pytest.approx(losses.total.item(), rel=1e-5)
     assert {"identity", "identity_accuracy", "manipulation", "manipulation_accuracy"} <= set(trainer.logged_metrics)
     assert "turn" not in trainer.logged_metrics
+
+
+@pytest.mark.parametrize("ends", [{"epochs": -1, "max_steps": 12}, {"epochs": 9, "max_steps": 12}, {"epochs": 3}])
+def test_the_rate_warms_up_for_epochs_of_the_loader_whatever_ends_the_training(ends, images):
+    """Of 4 steps; with max_steps alone, all of training was one epoch, and so warm-up."""
+    module = LitStec(stec.config.load("default", [*WORDS, "method=stec"]))
+    rates = []
+    module.on_train_batch_start = lambda *batch: rates.append(module.optimizers().param_groups[0]["lr"])
+    fit(module, DataLoader(TensorDataset(images), batch_size=8), **ends)
+    assert rates == pytest.approx([warmup_cosine(step, 12, 4) / 16 for step in range(12)])
+
+
+class Stream(IterableDataset):
+    """Images without a number of them."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def __iter__(self):
+        return iter(self.images)
+
+
+def test_a_stream_needs_to_be_told_how_long_training_and_its_epochs_are(images):
+    def train(*words, **settings):
+        module = LitStec(stec.config.load("default", [*WORDS, "method=stec", *words]))
+        return fit(module, DataLoader(Stream(images), batch_size=8), **settings).global_step
+
+    with pytest.raises(stec.UserError, match="give the Trainer max_steps"):
+        train(epochs=2)
+    with pytest.raises(stec.UserError, match="give the Trainer limit_train_batches=N"):
+        train(epochs=-1, max_steps=3)
+    assert train(epochs=-1, max_steps=3, limit_train_batches=2) == 3
+    assert train("optimizer.warmup_epochs=0", epochs=-1, max_steps=3) == 3
 
 
 def test_a_predictor_whose_rate_is_constant(images):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -80,8 +81,8 @@ class LitStec(LightningModule):
         optimizer = create_optimizer(
             settings, self.method, peak, steady=self.method.identity.steady(), steady_rate=peak
         )
-        total = int(self.trainer.estimated_stepping_batches)
-        warmup = min(total, round(settings.warmup_epochs * total / max(1, self.trainer.max_epochs or 1)))
+        total = self._total_steps()
+        warmup = min(total, round(settings.warmup_epochs * self._steps_per_epoch())) if settings.warmup_epochs else 0
 
         def factor(step: int) -> float:
             return warmup_cosine(step, total, warmup)
@@ -91,6 +92,22 @@ class LitStec(LightningModule):
         ]
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _total_steps(self) -> int:
+        steps = self.trainer.estimated_stepping_batches
+        if not 0 < steps < math.inf:  # -1, too, says that there is no end
+            raise UserError("the rate falls until training ends, which is not known here: give the Trainer max_steps")
+        return int(steps)
+
+    def _steps_per_epoch(self) -> int:
+        self.trainer.fit_loop.setup_data()  # which is not done yet where max_steps alone ends the training
+        batches = self.trainer.num_training_batches
+        if batches == math.inf:
+            raise UserError(
+                "the rate warms up for epochs, and this loader does not say how long one is: "
+                "give the Trainer limit_train_batches=N, or the config optimizer.warmup_epochs=0"
+            )
+        return math.ceil(batches / self.trainer.accumulate_grad_batches)
 
     def save_encoder(self, path: str | Path) -> None:
         """Writes a file that `stec.load` and all `stec` commands read."""
