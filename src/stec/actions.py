@@ -90,8 +90,9 @@ def warp(view: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The warped view (B, C, H, W), and where it lies inside x, (B, 1, H, W) bool.
     """
-    grid = F.affine_grid(action.to(view.dtype), list(view.shape), align_corners=False)
-    warped = F.grid_sample(view, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    with torch.autocast(view.device.type, enabled=False):  # it would round places to bfloat16, by up to a pixel at 224
+        grid = F.affine_grid(action.to(view.dtype), list(view.shape), align_corners=False)
+        warped = F.grid_sample(view, grid, mode="bilinear", padding_mode="border", align_corners=False)
     return warped, (grid.abs() <= 1).all(dim=-1).unsqueeze(1)
 
 
