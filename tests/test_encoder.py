@@ -56,6 +56,14 @@ def test_the_file_alone_does(run, tmp_path):
     torch.testing.assert_close(stec.load(alone)(images()), expected, rtol=0, atol=0)
 
 
+def test_it_is_saved_where_there_is_no_folder_yet(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    stec.load(run).save("~/of/mine/encoder.safetensors")
+    torch.testing.assert_close(stec.load("~/of/mine/encoder.safetensors")(images()), stec.load(run)(images()))
+    with pytest.raises(UserError, match="name a file in a folder that is yours"):
+        stec.load(run).save(tmp_path / "of")
+
+
 @pytest.mark.parametrize("name", ["resnet-small", "timm:test_resnet"])
 def test_a_compiled_encoder_is_saved_as_any_other(name, tmp_path):
     """`torch.compile` puts it into another module, with the names of its weights behind a prefix."""

@@ -127,9 +127,9 @@ def test_pairs_from_a_loader_train_it_and_its_encoder_is_a_file(images, tmp_path
     before = {name: value.clone() for name, value in module.method.named_parameters()}
     fit(module, loader, epochs=1)
     assert all(not torch.equal(before[name], value) for name, value in module.method.named_parameters())
-    module.save_encoder(tmp_path / "mine.safetensors")
+    module.save_encoder(tmp_path / "new" / "mine.safetensors")
     module.method.eval()
-    encoder = stec.load(tmp_path / "mine.safetensors")
+    encoder = stec.load(tmp_path / "new" / "mine.safetensors")
     torch.testing.assert_close(encoder(images), module.method.encoder(module.views.plain(images)))
 
 

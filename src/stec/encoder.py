@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stec.config import SOUND, Config
 from stec.errors import UserError
 from stec.networks.encoders import create_encoder, library_module
-from stec.run import ENCODER, RunFolder, read_weights, save_weights
+from stec.run import ENCODER, RunFolder, make_room, read_weights, save_weights
 from stec.views import Views
 
 
@@ -82,8 +82,10 @@ class Encoder(nn.Module):
         return self.features(images, sizes)
 
     def save(self, path: str | Path) -> None:
-        """Writes a file that `load` reads."""
-        save_weights(Path(path), library_module(self.network).state_dict(), self.description.metadata())
+        """Writes a file that `load` reads; its folder is made if there is none."""
+        path = Path(path).expanduser()
+        make_room(path)
+        save_weights(path, library_module(self.network).state_dict(), self.description.metadata())
 
 
 def load(path: str | Path) -> Encoder:

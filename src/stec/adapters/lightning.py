@@ -19,7 +19,7 @@ from stec.errors import UserError
 from stec.method import build
 from stec.networks.encoders import library_module
 from stec.optim import create_optimizer, scaled_rate, warmup_cosine
-from stec.run import save_weights
+from stec.run import make_room, save_weights
 from stec.views import ViewBatch
 
 
@@ -110,9 +110,11 @@ class LitStec(LightningModule):
         return math.ceil(batches / self.trainer.accumulate_grad_batches)
 
     def save_encoder(self, path: str | Path) -> None:
-        """Writes a file that `stec.load` and all `stec` commands read."""
+        """Writes a file that `stec.load` and all `stec` commands read; its folder is made if there is none."""
+        path = Path(path).expanduser()
+        make_room(path)
         weights = library_module(self.method.encoder).state_dict()
-        save_weights(Path(path), weights, Description.of(self.config).metadata())
+        save_weights(path, weights, Description.of(self.config).metadata())
 
 
 def _constant(step: int) -> float:
