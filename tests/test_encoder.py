@@ -119,6 +119,14 @@ def test_any_precision_will_do(run, dtype):
     assert stec.Views(size=16)(parts.to(dtype)).first.dtype == torch.float32
 
 
+@pytest.mark.parametrize(("precision", "error"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2), (torch.float64, 1e-5)])
+def test_the_encoder_may_have_another_precision(run, precision, error):
+    expected = stec.load(run).features(images())
+    features = stec.load(run).to(precision).features(images())
+    assert features.dtype == torch.float32
+    assert (features - expected).norm() <= error * expected.norm()
+
+
 def test_whole_numbers_other_than_bytes_are_refused(run):
     with pytest.raises(UserError, match=r"images are int64, expected uint8, or float in \[0, 1\]"):
         stec.load(run)(images().long())

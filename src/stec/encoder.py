@@ -74,7 +74,8 @@ class Encoder(nn.Module):
         """
         if images.ndim != 4 or images.shape[1] != 3:
             raise UserError(f"images are {tuple(images.shape)}, expected (B, 3, H, W)")
-        views = self.views.plain(images, sizes).contiguous(memory_format=torch.channels_last)
+        weights = next(self.network.parameters()).dtype  # after `.half()`, say
+        views = self.views.plain(images, sizes).to(weights, memory_format=torch.channels_last)
         return self.network(views).float()
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
