@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -146,6 +147,23 @@ def test_ctrl_c_is_answered_at_once(tmp_path, capfd):
     with pytest.raises(Stopped, match="after step 2"):
         start(tmp_path / "run", reporter=SignalAt(2, signal.SIGINT))
     assert "ending this step, then all is saved; Ctrl-C again stops at once" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("hears", ["words", "all"])
+def test_ctrl_c_that_also_ends_who_reads_saves_all_the_same(tmp_path, hears):
+    """As with `stec pretrain | tee log`, where the terminal sends it to both."""
+    code = "import stec.progress; stec.progress.PLAIN_SECONDS = 0; from stec.cli import main; main()"
+    words = ["pretrain", *SMALL, "epochs=2000", "log_every=1", "checkpoint_every=2000", "--out", str(tmp_path / "run")]
+    errors = subprocess.STDOUT if hears == "all" else subprocess.PIPE
+    command = [sys.executable, "-c", code, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+        next(line for line in process.stdout if line.startswith("epoch"))
+        process.stdout.close()
+        process.send_signal(signal.SIGINT)
+        told = process.stderr.read() if hears == "words" else None
+    assert process.returncode == 75
+    assert torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)["step"] > 0
+    assert told is None or ("all is saved" in told.splitlines()[-1] and "Traceback" not in told)
 
 
 def test_a_cpu_tells_of_every_slow_step_and_the_metrics_stay_the_same(tmp_path, monkeypatch, whole):

@@ -16,7 +16,7 @@ import typer
 
 from stec.commands import data, experiments, study, transfer, use
 from stec.commands.runs import Force, PrintConfig, Resume, check_options, open_run, show_config
-from stec.commands.screen import Saying, console
+from stec.commands.screen import Saying, console, forget
 from stec.commands.screen import hint as _hint
 from stec.commands.screen import make_table as _table
 from stec.commands.screen import show_list as _list
@@ -279,7 +279,10 @@ def main() -> None:
 
 def _end(line: str, code: int) -> NoReturn:
     if line:
-        print("stec:", " ".join(line.split()), file=sys.stderr)  # one line, whatever somebody's file or word holds
+        try:
+            print("stec:", " ".join(line.split()), file=sys.stderr)  # one line, whatever somebody's file or word holds
+        except BrokenPipeError:
+            forget(sys.stderr)
     sys.exit(code)
 
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -40,7 +41,8 @@ class Interruption:
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
         if self.speaks and number == signal.SIGINT:
-            os.write(2, ANSWER)  # whatever was being printed when the signal came: no lock, no buffer
+            with suppress(OSError):  # the same Ctrl-C may have ended who reads this
+                os.write(2, ANSWER)  # whatever was being printed when the signal came: no lock, no buffer
 
 
 def serve(worker: int = 0) -> None:

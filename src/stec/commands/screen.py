@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,7 +17,22 @@ from rich.table import Table
 
 PLAIN_SECONDS = 10  # between two plain lines
 
-console = Console()
+
+def forget(stream: TextIO) -> None:
+    """What is still said to somebody who has left goes nowhere, also when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _Console(Console):
+    """Whoever stops reading stops no run: Ctrl-C also ends the `tee` behind one, which has yet to save."""
+
+    def on_broken_pipe(self) -> None:
+        """Goes on in silence, where rich would end the process."""
+        self.quiet = True
+        forget(sys.stdout)
+
+
+console = _Console()
 
 
 def show_list(lines: dict[str, str]) -> None:
