@@ -95,6 +95,26 @@ def test_the_resolved_config_round_trips(tmp_path):
     assert load(str(path)) == config
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["2024_05", "007", "1e3", "12:30", "yes", "photos #2", "trip: Rome", "photos ", "[new]", "@home", "\udce9t\udce9"],
+)
+def test_a_path_is_the_word_as_it_stands(tmp_path, name):
+    """YAML would make another number or word of it, and so find another folder, or none."""
+    config = load("folder", [f"data.root={name}", f"data.cache=kept/{name}"])
+    assert (config.data.root, config.data.cache) == (name, f"kept/{name}")
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config))
+    assert load(str(path)) == config
+
+
+@pytest.mark.parametrize(
+    ("word", "root"), [("", None), ("null", None), ("~", None), ("'a b'", "a b"), ('"a: b"', "a: b")]
+)
+def test_no_path_and_a_path_in_quotes_are_read_as_in_a_recipe(word, root):
+    assert load("folder", [f"data.root={word}"]).data.root == root
+
+
 def test_a_recipe_of_ones_own_can_be_based_on_another(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("base: cifar10-resnet18-stec\nepochs: 20\n")

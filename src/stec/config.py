@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from stec.checking import Checks, wanted
 from stec.errors import UserError, nearest
-from stec.limits import ACTIONS, AT_LEAST, CHOICES, DRAWN, NOT_OF_SOUND, PROBABILITIES, SOUND_ACTIONS
+from stec.limits import ACTIONS, AT_LEAST, CHOICES, DRAWN, NOT_OF_SOUND, PATHS, PROBABILITIES, SOUND_ACTIONS
 
 # Methods that learn from sound; all others learn from images.
 SOUND = ("cpc", "stec-cpc", "stec-cpc-actions")
@@ -314,14 +314,25 @@ def _schema(kind: type) -> DictConfig:
 
 
 def _dotlist(words: Sequence[str]) -> DictConfig:
+    given = OmegaConf.create()
     for word in words:
-        key, equals, _ = word.partition("=")
+        key, equals, value = word.partition("=")
         if not equals or not key:
             raise UserError(f"'{word}': expected key=value")
-    try:
-        return OmegaConf.from_dotlist(list(words))
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {' '.join(words)}: {str(error).splitlines()[0]}") from None
+        try:
+            if key in PATHS and _is_literal(value):
+                OmegaConf.update(given, key, value)
+            else:
+                given.merge_with_dotlist([word])
+        except (OmegaConfBaseException, yaml.YAMLError) as error:
+            raise UserError(f"cannot read {word}: {str(error).splitlines()[0]}") from None
+    return given
+
+
+def _is_literal(path: str) -> bool:
+    """Whether a path is to be taken as it stands: YAML makes a number of 2024_05, and `photos` of `photos #2`."""
+    quoted = len(path) > 1 and path[0] == path[-1] and path[0] in "'\""
+    return path not in ("", "null", "~") and not quoted
 
 
 def _keys(kind: type = Config, prefix: str = "") -> Iterator[str]:

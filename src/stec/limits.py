@@ -30,6 +30,7 @@ NOT_OF_SOUND = {
     "lambda_turn": "sound is not turned",
     "data.limit": "is for images",
 }
+PATHS = ("data.root", "data.cache", "data.test_root", "audio.alignment")
 DRAWN = ("data.train_images", "data.test_images")
 AT_LEAST = {
     "epochs": 1, "batch_size": 2, "seed": 0, "devices": 1, "log_every": 1, "checkpoint_every": 1,
