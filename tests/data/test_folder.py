@@ -9,6 +9,7 @@ import torch
 
 from stec.config import DataConfig
 from stec.data import load
+from stec.data.folder import image_names
 from stec.errors import UserError
 
 CPU = torch.device("cpu")
@@ -147,6 +148,15 @@ def test_links_are_followed_but_not_in_circles(class_folders, tmp_path_factory, 
     data = load_folder(class_folders)
     assert data.classes == ("ant", "bee", "cat", "dog")
     assert data.train.labels.bincount().tolist() == [7, 6, 6, 1]
+
+
+def test_a_link_to_itself_is_no_folder(class_folders):
+    """As one that leads nowhere: it hides none of the images, and is named if it should be one."""
+    train = class_folders / "train"
+    os.symlink("again", train / "again")
+    os.symlink("loop.png", train / "ant" / "loop.png")
+    assert image_names(train)[:2] == ["ant/0.png", "ant/1.png"]
+    assert image_names(train)[6] == "ant/loop.png"
 
 
 def test_odd_names(tmp_path, write_image):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -126,10 +127,20 @@ def _file_names(
     for entry in entries:
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
+        if _is_folder(entry):
             yield from _file_names(root, folder / entry.name, (*above, here), extensions)
         elif entry.name.lower().endswith(extensions):
             yield str(folder / entry.name)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """A link to itself is none, nor is one that leads nowhere."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def _hold_out(listing: Listing) -> tuple[Listing, Listing]:
