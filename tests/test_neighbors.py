@@ -127,6 +127,13 @@ def test_the_picture_shows_every_image_in_its_place(folder, tmp_path):
         assert lefts == sorted(lefts)
 
 
+def test_a_name_of_two_lines_is_written_in_one(folder, tmp_path):
+    (folder / "red.png").rename(folder / "red\nrose.png")
+    write_sheet([Answer(folder / "red\nrose.png", ["green.png"], [0.5])], folder, tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.height < 2 * 160
+
+
 class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()

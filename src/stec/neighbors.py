@@ -147,8 +147,8 @@ def _place(
 
 
 def _printable(name: str) -> str:
-    """Without what UTF-8 cannot say, which file names may hold."""
-    return name.encode("utf-8", "replace").decode()
+    """Without what UTF-8 cannot say and without new lines, which file names may hold."""
+    return name.encode("utf-8", "replace").decode().replace("\n", " ")
 
 
 _STYLE = """
