@@ -116,6 +116,17 @@ def test_lists_fit_a_narrow_terminal(stec, monkeypatch):
     assert following.startswith(" " * begun.index("Barlow Twins")), "a line that goes on keeps to its column"
 
 
+def test_names_that_a_screen_cannot_show_are_told_all_the_same(stec, tmp_path):
+    """File names are bytes, of which an encoding knows some."""
+    for i in range(20):
+        path = tmp_path / "pictures" / ("caf\udce9", "dog")[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 30), (i, i, i)).save(path)
+    code, out, err = stec("data", "folder", "data.root=pictures", "data.size=40")
+    assert (code, err) == (0, "")
+    assert "2: caf\\udce9, dog" in out
+
+
 def test_data_describes_ones_own_images(stec, tmp_path):
     for i in range(20):
         path = tmp_path / "pictures" / ("[cat]", "dog")[i % 2] / f"{i}.png"

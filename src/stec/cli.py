@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -255,6 +256,8 @@ def main() -> None:
     logger.handlers = [Saying()]
     logger.setLevel(logging.INFO)
     hush()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files can hold what its encoding does not know
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
