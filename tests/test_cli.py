@@ -116,6 +116,16 @@ def test_lists_fit_a_narrow_terminal(stec, monkeypatch):
     assert following.startswith(" " * begun.index("Barlow Twins")), "a line that goes on keeps to its column"
 
 
+def test_data_does_not_call_readable_what_it_has_not_read(stec, tmp_path):
+    """Images that do not fit into memory are read in training only."""
+    (tmp_path / "pictures").mkdir()
+    for i in range(3):
+        (tmp_path / f"pictures/{i}.png").write_bytes(b"not a picture")
+    code, out, _ = stec("data", "folder", "data.root=pictures", "data.resident=never")
+    assert code == 0
+    assert "unreadable   0 so far: streamed images are read in training" in out
+
+
 def test_names_that_a_screen_cannot_show_are_told_all_the_same(stec, tmp_path):
     """File names are bytes, of which an encoding knows some."""
     for i in range(20):

@@ -68,7 +68,8 @@ def describe(
     classes = f"{len(dataset.classes)}: {', '.join(dataset.classes[:10])}" if dataset.classes else "none"
     table.add_row("classes", escape(classes))
     table.add_row("kept at", f"{dataset.size} x {dataset.size} px, {'in memory' if dataset.resident else 'streamed'}")
-    table.add_row("unreadable", str(len(dataset.skipped)))
+    later = "" if dataset.resident else " so far: streamed images are read in training"
+    table.add_row("unreadable", f"{len(dataset.skipped)}{later}")
     table.add_row("fingerprint", dataset.fingerprint)
     console.print(table)
 
