@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,22 @@ def test_data_does_not_call_readable_what_it_has_not_read(stec, tmp_path):
     code, out, _ = stec("data", "folder", "data.root=pictures", "data.resident=never")
     assert code == 0
     assert "unreadable   0 so far: streamed images are read in training" in out
+
+
+def test_what_to_type_next_can_be_typed_as_it_is_told(stec, tmp_path):
+    """Folders with spaces, too, and in one line, however long it is."""
+    photos = "photos of a long summer, and of the autumn that came after it"
+    for i in range(40):
+        path = tmp_path / photos / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (20, 30), (i, i, i)).save(path)
+    words = fitting(*TINY, "data.source=folder", f"data.root={photos}", "epochs=1", "batch_size=16")
+    _, out, _ = stec("pretrain", *words, "--out", "my run")
+    command, _, rest = out.splitlines()[-1].partition(" shows")
+    assert rest == " what it finds alike"
+    assert stec(*shlex.split(command)[1:])[0] == 0
+    _, out, _ = stec("data", "shard", "folder", f"data.root={photos}", "-o", "my shards")
+    assert shlex.split(out.splitlines()[-1])[-1] == "data.root=my shards"
 
 
 def test_names_that_a_screen_cannot_show_are_told_all_the_same(stec, tmp_path):

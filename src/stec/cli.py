@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -92,7 +93,8 @@ def pretrain(
     if summary:
         _print_summary(summary, folder.path)
         if config.data.source == "folder" and config.method not in SOUND:
-            _hint(f"stec neighbors {folder.path} {config.data.root} shows what it finds alike")
+            places = [str(folder.path), os.path.expanduser(config.data.root or "")]
+            _hint(f"stec neighbors {shlex.join(places)} shows what it finds alike", whole=True)
 
 
 _FIRST = ("default", "folder", "folder-small")  # what a newcomer looks for

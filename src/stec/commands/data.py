@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,7 +116,7 @@ def shard(
     images = ", ".join(f"{number:,} images to {split}" for split, number in written.images.items())
     skipped = f", {written.skipped} unreadable left out" if written.skipped else ""
     say(f"{out}: {images}{skipped}, in {written.shards} shard(s) of {written.size / 1e6:,.1f} MB together")
-    hint(f"stec pretrain folder data.source=shards data.root={out}")
+    hint(shlex.join(["stec", "pretrain", "folder", "data.source=shards", f"data.root={out}"]), whole=True)
 
 
 @app.command()
@@ -145,7 +146,8 @@ def align(
     if written.failed:
         reasons = [f"{name} ({why})" for name, why in sorted(written.failed.items())]
         say(f"left out: {len(written.failed):,} that could not be aligned, {_few(reasons)}")
-    hint(f"stec pretrain audio/librispeech data.root={root} audio.alignment={out}")
+    words = [f"data.root={root}", f"audio.alignment={out}"]
+    hint(shlex.join(["stec", "pretrain", "audio/librispeech", *words]), whole=True)
 
 
 def _few(names: list[str]) -> str:

@@ -57,9 +57,9 @@ def make_table(*columns: str) -> Table:
     return table
 
 
-def hint(text: str) -> None:
-    """What to do next, in grey."""
-    console.print(f"\n{text}", style="dim", highlight=False, markup=False)
+def hint(text: str, whole: bool = False) -> None:
+    """What to do next, in grey; `whole`: a command to paste, which no narrow screen cuts in two."""
+    console.print(f"\n{text}", style="dim", highlight=False, markup=False, soft_wrap=whole)
 
 
 def say(text: str) -> None:
