@@ -304,3 +304,13 @@ def test_a_signal_to_a_process_that_is_ending_says_nothing():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "stec-byol" in done.stdout
     assert done.stderr == ""
+
+
+def test_an_interruption_before_any_command_is_one_line(stec, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    code, out, err = stec("methods")
+    assert (code, out) == (130, "")
+    assert err.startswith("stec: interrupted; ")

@@ -252,6 +252,9 @@ def _print_summary(summary: dict[str, Any], path: Path) -> None:
     console.print(f"{summary['seconds']:.0f} s of training{''.join(speeds)}; {where}", highlight=False, markup=False)
 
 
+_INTERRUPTED = "interrupted; --resume continues a run, the same command an experiment or an embedding"
+
+
 def main() -> None:
     """Runs the command line. What a user can mend is one line and exit code 2; docs/resume.md has the other codes."""
     logger = logging.getLogger("stec")
@@ -269,10 +272,12 @@ def main() -> None:
         _end(str(stop), os.EX_TEMPFAIL)
     except SystemExit as stop:
         if stop.code == 130:  # what typer makes of KeyboardInterrupt
-            _end("interrupted; --resume continues a run, the same command an experiment or an embedding", 130)
+            _end(_INTERRUPTED, 130)
         if stop.code in (None, 0):
             leave_others()
         raise
+    except KeyboardInterrupt:  # before typer was there
+        _end(_INTERRUPTED, 130)
     except (OSError, MemoryError, RuntimeError) as error:
         line = describe(error)
         if line is None:

@@ -53,9 +53,10 @@ def test_a_limit_takes_some_files_with_their_labels_wherever_they_are_kept(class
         assert torch.equal(other.train.labels, few.train.labels)
 
 
-def test_val_may_stand_for_test(class_folders):
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_other_names_may_stand_for_test(class_folders, name):
     expected = load_folder(class_folders)
-    (class_folders / "test").rename(class_folders / "val")
+    (class_folders / "test").rename(class_folders / name)
     assert_same_images(load_folder(class_folders), expected)
 
 

@@ -20,6 +20,7 @@ from stec.errors import UserError
 logger = logging.getLogger("stec")
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
+TESTS = ("test", "val", "valid", "validation")  # what a folder of test images may be called, the likeliest first
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Listing:
 
 
 def open_folder(root: Path, size: int) -> Collection:
-    """A tree of images: `train` and `test` (or `val`) folders, or one folder of which a tenth is held out.
+    """A tree of images: `train` and `test` folders (or one of `TESTS`), or one folder of which a tenth is held out.
 
     Folders inside a split are its classes. Where there are none, or only one, there are no labels and no test split.
     """
@@ -106,7 +107,7 @@ def _split_folders(root: Path) -> tuple[Path, list[Path]]:
     A lone `train` among other folders is taken for a class of that name: there are data sets of vehicles.
     """
     folders = [path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    tests = [root / name for name in ("test", "val") if name in folders]
+    tests = [root / name for name in TESTS if name in folders]
     if "train" in folders and (tests or len(folders) == 1):
         return root / "train", tests
     return root, []
