@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 from stec import provenance
 from stec.compiling import compile_network, compiles, start_compilers
-from stec.config import SOUND, Config
+from stec.config import Config
 from stec.data import DataSet, ResidentSplit
 from stec.data.loading import worker_count
 from stec.data.pictures import ArrayPictures
 from stec.data.split import AHEAD, StreamedSplit
 from stec.engine import Loop, make_fabric
 from stec.errors import UserError
+from stec.limits import SOUND
 from stec.method import METHODS, build
 from stec.networks.encoders import create_encoder
 from stec.profiling import time_by_kernel

@@ -24,10 +24,11 @@ from stec.commands.screen import make_table as _table
 from stec.commands.screen import show_list as _list
 from stec.commands.words import TakesWords, Words
 from stec.commands.words import recipe_and_config as _recipe_and_config
-from stec.config import SOUND, Config, read_recipe, recipe_names
+from stec.config import Config, read_recipe, recipe_names
 from stec.errors import Stopped, UserError
 from stec.faults import describe
 from stec.leaving import leave_others
+from stec.limits import SOUND
 from stec.progress import SPEEDS
 from stec.reporter import hush
 

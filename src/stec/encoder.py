@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from stec.config import SOUND, Config
+from stec.config import Config
 from stec.errors import UserError
+from stec.limits import SOUND
 from stec.networks.encoders import create_encoder, library_module
 from stec.run import ENCODER, RunFolder, make_room, read_weights, save_weights
 from stec.views import Views

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stec.checking import Checks
+from stec.errors import nearest
+
+if TYPE_CHECKING:
+    from stec.config import Config
+
+# Methods that learn from sound; all others learn from images.
+SOUND = ("cpc", "stec-cpc", "stec-cpc-actions")
 LOGGERS = ("none", "tensorboard", "wandb")
 CHOICES = {
     "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet", "shards", "utterances"),
@@ -45,3 +56,40 @@ AT_LEAST = {
     "audio.utterances": 1,
 }  # fmt: skip
 PROBABILITIES = ("mirror", "jitter_probability", "grey", "blur", "solarize")
+
+
+def check_values(config: Config) -> None:
+    """Refuses values that make no sense, whoever made the config."""
+    checks = Checks(config)
+    value_of, require = checks.value_of, checks.require
+    checks.require_choices(CHOICES)
+    checks.require_at_least(AT_LEAST)
+    checks.require_usable()
+    actions = config.manipulation.action.split("+")
+    known = SOUND_ACTIONS if config.method == "stec-cpc-actions" else ACTIONS
+    for action in actions:
+        require(action in known or config.method in SOUND[:2], "manipulation.action", nearest(action, known))
+    require(len(set(actions)) == len(actions), "manipulation.action", "names an action twice")
+    for name in PROBABILITIES:
+        require(0 <= value_of(f"views.{name}") <= 1, f"views.{name}", "is a probability, from 0 to 1")
+    for name in ("area", "aspect", "jitter", "small_area"):
+        pair = value_of(f"views.{name}")
+        two = isinstance(pair, Sequence) and len(pair) == 2
+        require(two, f"views.{name}", "needs two numbers, as in [0.2,1.0]")
+    for name in ("area", "aspect", "small_area"):
+        low, high = value_of(f"views.{name}")
+        require(0 < low <= high, f"views.{name}", "needs 0 < low <= high")
+    for name in ("area", "small_area"):
+        require(value_of(f"views.{name}")[1] <= 1, f"views.{name}", "a crop is at most the whole image (1.0)")
+    u, v = config.views.jitter
+    require(0 <= u <= 1 and 0 <= v <= 0.5, "views.jitter", "needs u from 0 to 1 and v from 0 to 0.5")
+    require(0 < config.views.test_crop <= 1, "views.test_crop", "must be above 0 and at most 1")
+    require(config.identity.temperature > 0, "identity.temperature", "must be above 0")
+    average = "must be above 0 (the target would be the encoder itself) and below 1 (it would never follow)"
+    require(0 < config.identity.ema < 1, "identity.ema", average)
+    leak = (
+        "must be at least 2: normalised with their queries, keys are told from the queue by their batch norm statistics"
+    )
+    require(config.identity.groups >= 2, "identity.groups", leak)
+    require(0 < config.audio.test_speakers < 1, "audio.test_speakers", "must be above 0 and below 1")
+    checks.require_schedule()

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stec.config import Config, IdentityConfig, ManipulationConfig, TurnConfig, check_values
+from stec.config import Config, IdentityConfig, ManipulationConfig, TurnConfig
 from stec.errors import UserError, nearest
 from stec.identity import IDENTITIES, Identity
+from stec.limits import check_values
 from stec.manipulation import Manipulation, informative_components
 from stec.networks.encoders import check_encoder, check_size, create_encoder
 from stec.turn import Turn

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from stec import data
 from stec.compiling import start_compilers
-from stec.config import SOUND, Config, DataConfig
+from stec.config import Config, DataConfig
 from stec.data import DataSet
 from stec.encoder import Description
 from stec.engine import Loop, Task, make_fabric
@@ -28,6 +28,7 @@ from stec.evaluation.knn import knn_accuracy
 from stec.evaluation.linear import fit_linear
 from stec.fabric import Fabric
 from stec.launching import working
+from stec.limits import SOUND
 from stec.method import Losses, Method, build, check_pairing, fix_settings, pairing_of
 from stec.networks.encoders import create_encoder, library_module
 from stec.optim import create_optimizer, scaled_rate, warmup_cosine

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from stec import pixels
 from stec.actions import EfferenceCopy, Glimpse
-from stec.config import Config, ViewsConfig, check_values
+from stec.config import Config, ViewsConfig
 from stec.errors import UserError
+from stec.limits import check_values
 from stec.turn import every_turn
 
 CPU_PIXELS = 192 * 32 * 32  # that a CPU works on at a time: more would leave its cache, and have memory given back

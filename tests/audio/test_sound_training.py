@@ -16,11 +16,12 @@ from stec.audio.loading import synthesise
 from stec.audio.method import METHODS, Method
 from stec.audio.network import RATE
 from stec.audio.training import Listening
-from stec.config import SOUND, load, recipe_names, to_yaml
+from stec.config import load, recipe_names, to_yaml
 from stec.engine import make_fabric
 from stec.errors import UserError
 from stec.experiments.experiment import load_experiment
 from stec.experiments.settings import hash_of, settings_of
+from stec.limits import SOUND
 from stec.run import RunFolder
 from stec.training import pretrain
 

@@ -12,8 +12,9 @@ from typer.core import TyperGroup
 
 from stec.commands.screen import console, counting, hint, make_table, say, show_list
 from stec.commands.words import Words, recipe_and_config
-from stec.config import SOUND, Config
+from stec.config import Config
 from stec.errors import UserError
+from stec.limits import SOUND
 
 
 class _Group(TyperGroup):

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from stec.commands.screen import console, hint, show_list
-from stec.config import SOUND
+from stec.limits import SOUND
 
 app = typer.Typer()
 

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stec.config import SOUND, Config
+from stec.config import Config
 from stec.experiments.book import Book
 from stec.experiments.experiment import Cell
 from stec.identity import IDENTITIES
 from stec.identity.interface import TargetIdentity
+from stec.limits import SOUND
 from stec.method import METHODS
 from stec.transfer.config import TransferConfig
 

@@ -7,7 +7,8 @@ import hashlib
 import json
 from typing import Any
 
-from stec.config import SOUND, Config
+from stec.config import Config
+from stec.limits import SOUND
 from stec.method import METHODS, Pairing, fix_settings, pairing_of
 from stec.transfer.config import TASKS, TransferConfig
 

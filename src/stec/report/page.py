@@ -7,8 +7,8 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from stec.config import SOUND
 from stec.errors import UserError
+from stec.limits import SOUND
 from stec.report import tables
 from stec.report.frame import fill, frame
 from stec.report.material import Material, all_notes, gather

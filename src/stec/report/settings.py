@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from stec.audio.method import METHODS as SOUNDS
-from stec.config import SOUND, Config, foreign_groups
+from stec.config import Config, foreign_groups
 from stec.identity import IDENTITIES
+from stec.limits import SOUND
 from stec.method import pairing_of, turn_weight
 
 
