@@ -152,6 +152,18 @@ def test_floats_beyond_one_are_scaled_and_not_cut_off(tmp_path):
     assert np.allclose(heard, _sine(level=1) / np.abs(_sine(level=1)).max(), atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["PCM_16", "FLOAT"])
+def test_a_recording_that_was_written_to_a_pipe_is_whole(tmp_path, kind):
+    """As ffmpeg does, which cannot go back there to say how long it became."""
+    path = tmp_path / "pipe.wav"
+    soundfile.write(path, _sine(), 16_000, subtype=kind)
+    expected, content = files.read(path, soundfile, soxr), bytearray(path.read_bytes())
+    for place in (content.index(b"RIFF") + 4, content.index(b"data") + 4):
+        content[place : place + 4] = b"\xff\xff\xff\xff"
+    path.write_bytes(content)
+    assert np.array_equal(files.read(path, soundfile, soxr), expected)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -30,6 +30,7 @@ from stec.errors import UserError
 EXTENSIONS = (".flac", ".wav", ".ogg")
 NOBODY = "nobody"  # who speaks in a file that lies in no folder
 SILENCE = 1e-4  # samples farther apart than twice this make a recording
+UNKNOWN_LENGTH = "data : 4294967295 (should be"  # so libsndfile tells of a WAV that was written to a pipe
 
 logger = logging.getLogger("stec")
 
@@ -97,7 +98,8 @@ def read(path: Path, soundfile: ModuleType, soxr: ModuleType) -> np.ndarray:
         raise UnreadableError(" ".join(str(error).split())) from None
     if len(samples) == 0:
         raise UnreadableError("it has no samples")
-    if len(samples) < expected or "(should be" in log:  # how libsndfile tells of a chunk that ends too early
+    # "(should be" is how libsndfile tells of a chunk that ends too early.
+    if len(samples) < expected or "(should be" in log.replace(UNKNOWN_LENGTH, ""):
         raise UnreadableError("it is truncated")
     if not np.isfinite(samples).all():
         raise UnreadableError("it has samples that are no numbers")
