@@ -120,6 +120,18 @@ def test_a_run_without_the_metric_is_not_counted(book, tmp_path):
     assert draw(measure(points, book), tmp_path)
 
 
+def test_a_number_of_fewer_runs_than_the_row_has_says_so(book, table1):
+    simclr, stec = (cell_of(table1, row) for row in ("SimCLR", "S-TEC"))
+    for seed, online in enumerate(SIMCLR):
+        book.add(made_up(simclr, seed, linear_online=online, **({"knn": 90.0 + seed} if seed < 2 else {})))
+    book.add(made_up(stec, 0, linear_online=92.0, knn=87.0))
+    book.add(made_up(stec, 1, linear_online=92.1))
+    rows = {row[0]: row[-2:] for row in table_of(measure(table1, book).groups[0]).rows}
+    assert rows["SimCLR"] == ["-", "90.5 ± 6.4 (n = 2)"]
+    assert rows["S-TEC"] == ["-", "87.00 (n = 1)"]
+    assert rows["S-TEC - SimCLR"] == ["-", "-3.00 (n = 1)"]
+
+
 def test_a_single_run_has_no_interval(book, table1):
     fill(book, cell_of(table1, "S-TEC"), [91.82])
     (group,) = measure(table1, book).groups

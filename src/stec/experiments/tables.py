@@ -43,7 +43,10 @@ class Table(NamedTuple):
 
 
 def table_of(group: Group) -> Table:
-    """The first metric with mean, standard deviation (std) and half the 95 % interval, the others with one of them."""
+    """The first metric with mean, standard deviation (std) and half the 95 % interval, the others with one of them.
+
+    `n` is the number of runs that have the first metric; where another number of runs has another, it says how many.
+    """
     lines = [*group.lines, *((group.best,) if group.best else ()), *group.differences]
     first, *others = group.metrics
     several = any(line.n(first) > 1 for line in lines)
@@ -72,7 +75,8 @@ def table_of(group: Group) -> Table:
         row.append(str(line.n(first)))
         for metric in others:
             row += [_published(line.published.get(metric), signed)] if metric in known else []
-            row.append(_with_interval(metric, line.measured.get(metric), signed))
+            fewer = f" (n = {line.n(metric)})" if line.n(metric) not in (0, line.n(first)) else ""
+            row.append(_with_interval(metric, line.measured.get(metric), signed) + fewer)
         rows.append(row)
     return Table(header, rows)
 
