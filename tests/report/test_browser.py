@@ -134,6 +134,24 @@ def test_a_point_shows_its_image(visit):
     assert card.is_hidden()
 
 
+@pytest.mark.parametrize("screen", [{}, PHONE])
+def test_long_names_of_classes_are_not_cut_off(visit, screen):
+    page = visit("stec", **screen)
+    page.evaluate(
+        """() => {
+            const { map } = report.data.runs[0], place = document.getElementById("map-place");
+            const classes = map.classes.map((_, i) => `class_${i}_`.padEnd(60, "x"));
+            featureMap.build(place, { ...map, classes }, report.data.pictures[map.picture]);
+        }"""
+    )
+    page.click("[data-mode=originals]")
+    page.locator(".map > canvas").focus()
+    page.keyboard.press("ArrowRight")
+    for part in (".card", ".classes"):
+        assert page.locator(part).evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+
+
 def test_the_map_is_walked_by_keyboard(visit):
     page = visit("stec")
     page.locator(".map > canvas").focus()
