@@ -222,6 +222,23 @@ def test_values_at_an_epoch_are_those_of_the_runs_that_reached_it(visit):
     assert chart.locator("svg").get_attribute("aria-label") == f"identity loss: wide –, stec {loss[-2]}, at epoch 3.3"
 
 
+def test_a_seventh_run_is_told_from_the_first(visit):
+    page = visit("stec")
+    looks = page.evaluate(
+        """() => {
+            const ids = ["curve-charts", "curve-legend", "health-charts"];
+            for (const id of ids) document.getElementById(id).replaceChildren();
+            charts.draw(Array.from({ length: 8 }, (_, i) => ({ ...report.data.runs[0], name: `run ${i}` })));
+            const look = (node, keys) => keys.map((key) => getComputedStyle(node)[key]).join();
+            return [["#curve-charts .chart:first-child .curve", ["stroke", "strokeDasharray"]],
+                ["#curve-legend .swatch", ["backgroundColor", "backgroundImage", "borderRadius"]]]
+                .map(([query, keys]) => [...document.querySelectorAll(query)].map((node) => look(node, keys)));
+        }"""
+    )
+    for found in looks:
+        assert len(found) == len(set(found)) == 8
+
+
 def test_a_curve_of_one_value_is_a_dot(visit):
     page = visit("wide")
     chart = page.locator(".chart", has_text="identity loss")

@@ -34,6 +34,11 @@ const charts = (() => {
     uniformity: ["uniformity", "lower is more even, about −4 at best"],
   };
 
+  // Six colours; the next six runs are dashed, and those after them dotted.
+  const hue = (run) => `var(--run-${run % 6})`;
+  const pattern = (run) => ["", " dashed", " dotted"][Math.floor(run / 6) % 3];
+  const look = (run) => ({ class: pattern(run), style: `color:${hue(run)}` });
+
   function ticks(low, high, count) {
     const rough = (high - low) / count || 1;
     const power = 10 ** Math.floor(Math.log10(rough));
@@ -77,7 +82,7 @@ const charts = (() => {
         pen = "L";
       });
       const only = path.includes("L") ? "" : " only"; // a single value, which has to be a dot to be seen
-      svg.append(shape("path", { class: `curve${only}`, d: path + (only && "h0"), style: `stroke:var(--run-${line.run % 6})` }));
+      svg.append(shape("path", { class: `curve${only || pattern(line.run)}`, d: path + (only && "h0"), style: `stroke:${hue(line.run)}` }));
     }
     const cursor = shape("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
     svg.append(cursor);
@@ -95,7 +100,7 @@ const charts = (() => {
       });
       const when = shown === null ? [] : [`at epoch ${+shown.toFixed(1)}`], several = series.length > 1;
       output.replaceChildren(...texts.map((text, i) =>
-        element("span", several ? { style: `color:var(--run-${series[i].run % 6})` } : {}, text)), ...when);
+        element("span", several ? look(series[i].run) : {}, text)), ...when);
       const spoken = texts.map((text, i) => (several ? `${series[i].name} ${text}` : text));
       svg.setAttribute("aria-label", `${title}: ${[...spoken, ...when].join(", ")}`);
     }
@@ -137,7 +142,7 @@ const charts = (() => {
   function draw(runs) {
     if (runs.length > 1) {
       document.getElementById("curve-legend").append(...runs.map((run, i) =>
-        element("span", {}, element("i", { class: "swatch", style: `background:var(--run-${i % 6})` }), run.name)));
+        element("span", {}, element("i", { class: `swatch${pattern(i)}`, style: `--own:${hue(i)}` }), run.name)));
     }
     group(document.getElementById("curve-charts"), CURVES, runs);
     const health = document.getElementById("health-charts");
