@@ -68,6 +68,32 @@ def test_classes_may_have_any_name(runs, monkeypatch):
     assert all(f"<!-- {name} -->" in drawn for name in ("a b", "c"))
 
 
+@pytest.mark.parametrize("number", [10, 20])
+def test_long_names_of_classes_fit_into_the_figures(runs, monkeypatch, number):
+    from matplotlib.figure import Figure
+
+    path = runs(f"long{number}", "epochs=1")[0].path
+    names = tuple(f"class_{i}_{'averyverylongname' * 4}"[:60] for i in range(number))
+    drawn: dict[str, Figure] = {}
+    save = Figure.savefig
+
+    def keep(figure, file, **words):
+        drawn[file.name] = figure
+        save(figure, file, **words)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    monkeypatch.setattr(data, "load", lambda *a, load=data.load: replace(load(*a), classes=names))
+    monkeypatch.setitem(sys.modules, "umap", None)
+    analyze(path, images=40)
+    figure = drawn["map.png"]
+    legend = figure.axes[1].get_legend().get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+    assert legend.y0 >= 0
+    left, right = drawn["centroids.png"].axes
+    for one, other in ((left.title, right.title), (left.xaxis.label, right.xaxis.label)):
+        assert one.get_window_extent().x1 < other.get_window_extent().x0
+
+
 def test_without_umap_the_map_is_one_of_principal_components(runs, monkeypatch, capsys):
     """And all that needs no map is measured just the same."""
     path = runs("plain", "epochs=1")[0].path

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 INK, QUIET, LINE, FIRST, SECOND = "#1b1f24", "#6a737d", "#d8dde2", "#0b69c7", "#d9480f"
 NAMED = 20  # classes that a legend can name
+CHARACTER = 0.075  # inches, the width of one of a name
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif", "font.size": 9, "text.color": INK, "axes.labelcolor": QUIET, "axes.titlesize": 10,
     "axes.edgecolor": LINE, "xtick.color": QUIET, "ytick.color": QUIET, "axes.spines.top": False,
@@ -64,7 +65,11 @@ def _map(figure: Figure, study: Study) -> None:
             colour, name = (QUIET, "no label") if label < 0 else (colours[label], _verbatim(names[label]))
             right.scatter(*originals[rows].T, s=7, lw=0, color=colour, label=name, rasterized=True)
     if 0 < len(names) <= NAMED:
-        right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=5, frameon=False, markerscale=2)
+        longest = max(map(len, names))
+        columns = max(1, min(5, int(7.5 / (0.6 + CHARACTER * longest))))
+        right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncols=columns, frameon=False, markerscale=2)
+        higher = 0.17 * max(0, -(-len(names) // columns) - 4)
+        figure.set_size_inches(10 + 2 * CHARACTER * max(0, longest - 50), 5 + higher)
     for axes in (left, right):
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
@@ -73,7 +78,8 @@ def _map(figure: Figure, study: Study) -> None:
 def _centroids(figure: Figure, study: Study) -> None:
     spaces = {"feature space": study.in_features, f"{study.projection.method} plane": study.in_projection}
     rows = len(study.in_features.shift)
-    figure.set_size_inches(9, 1.6 + 0.22 * min(rows, 3 * NAMED))
+    longest = max(map(len, study.in_features.shift)) if rows <= 3 * NAMED else 0
+    figure.set_size_inches(9 + CHARACTER * max(0, longest - 20), 1.6 + 0.22 * min(rows, 3 * NAMED))
     for axes, (space, found) in zip(figure.subplots(1, 2, sharey=True), spaces.items(), strict=True):
         _bars(axes, space, found)
 
