@@ -288,6 +288,17 @@ def test_figures_are_drawn_where_runs_exist(name, book, tmp_path):
     assert {file: file.read_bytes() for file in files} == before, "the same runs, the same files"
 
 
+def test_learning_curves_of_more_rows_than_colours_are_all_drawn(tmp_path, book):
+    path = tmp_path / "many.yaml"
+    cells = "".join(f"  - {{row: row {i}, recipe: default, overrides: lambda_manip={i}}}\n" for i in range(1, 8))
+    path.write_text(f"about: many\nfigure: curves\ncells:\n{cells}")
+    experiment = load_experiment(str(path))
+    for cell in experiment.cells:
+        book.add(made_up(cell, 0, linear_online=90.0))
+    (picture,) = draw(measure(experiment, book), tmp_path, ("svg",))
+    assert all(f"<!-- row {i} (n = 1) -->" in picture.read_text() for i in range(1, 8))
+
+
 def test_the_bold_curve_is_the_mean_of_the_runs(table1):
     runs = [made_up(cell_of(table1, "S-TEC"), seed) for seed in range(3)]
     epochs, mean = mean_curve(runs, "identity")

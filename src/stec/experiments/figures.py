@@ -155,13 +155,15 @@ def _curves(group: Group) -> Any:
     shown = [(key, name) for key, name in CURVES if any(key in run.curve for line in lines for run in line.runs)]
     figure, panels = _panels(len(shown), columns=2, width=3.6, height=2.5)
     for panel, (key, name) in zip(panels, shown, strict=True):
-        for line, colour in zip(lines, COLOURS, strict=False):
+        for i, line in enumerate(lines):
+            colour, style = COLOURS[i % len(COLOURS)], ("-", "--", ":")[i // len(COLOURS) % 3]
             runs = [run for run in line.runs if key in run.curve]
             for run in runs:
                 panel.plot(run.curve["epoch"], run.curve[key], color=colour, alpha=0.35, linewidth=0.6)
             if runs:
                 mean = mean_curve(runs, key)
-                panel.plot(*mean, color=colour, linewidth=1.8, label=f"{line.row} (n = {len(runs)})")
+                label = f"{line.row} (n = {len(runs)})"
+                panel.plot(*mean, color=colour, linestyle=style, linewidth=1.8, label=label)
         panel.set_xlabel("epoch")
         panel.set_ylabel(name)
         panel.legend(fontsize=7, frameon=False)
