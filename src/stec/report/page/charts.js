@@ -30,7 +30,7 @@ const charts = (() => {
     effective_rank: ["rank of features", "effective: directions in use; collapsed: 1"],
     embedding_rank: ["rank of embeddings", "effective, of what the identity model compares"],
     feature_std: ["spread of features", "evenly over the sphere: 1; all alike: 0"],
-    alignment: ["alignment", "distance within a pair; lower is closer"],
+    alignment: ["alignment", "squared distance within a pair; lower is closer"],
     uniformity: ["uniformity", "lower is more even, about −4 at best"],
   };
 
