@@ -75,9 +75,9 @@ class Encoder(nn.Module):
         """
         if images.ndim != 4 or images.shape[1] != 3:
             raise UserError(f"images are {tuple(images.shape)}, expected (B, 3, H, W)")
-        weights = next(self.network.parameters()).dtype  # after `.half()`, say
-        views = self.views.plain(images, sizes).to(weights, memory_format=torch.channels_last)
-        return self.network(views).float()
+        views = self.views.plain(images, sizes)
+        precision = next(self.network.parameters(), views).dtype  # half, after `.half()`
+        return self.network(views.to(precision, memory_format=torch.channels_last)).float()
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
         """`features`."""
