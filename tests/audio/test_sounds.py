@@ -152,14 +152,34 @@ def test_floats_beyond_one_are_scaled_and_not_cut_off(tmp_path):
     assert np.allclose(heard, _sine(level=1) / np.abs(_sine(level=1)).max(), atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["PCM_16", "FLOAT"])
-def test_a_recording_that_was_written_to_a_pipe_is_whole(tmp_path, kind):
-    """As ffmpeg does, which cannot go back there to say how long it became."""
+@pytest.mark.parametrize("kind", ["PCM_16", "PCM_24", "FLOAT"])
+@pytest.mark.parametrize("most", [0xFFFFFFFF, 0x7FFFF000, 0x7FFFFF00])
+def test_a_recording_that_was_written_to_a_pipe_is_whole(tmp_path, kind, most):
+    """As ffmpeg, SoX and arecord do, which cannot go back there to say how long it became."""
     path = tmp_path / "pipe.wav"
     soundfile.write(path, _sine(), 16_000, subtype=kind)
     expected, content = files.read(path, soundfile, soxr), bytearray(path.read_bytes())
-    for place in (content.index(b"RIFF") + 4, content.index(b"data") + 4):
-        content[place : place + 4] = b"\xff\xff\xff\xff"
+    place = content.index(b"data") + 4
+    frame = soundfile.info(path).channels * {"PCM_16": 2, "PCM_24": 3, "FLOAT": 4}[kind]
+    length = most if most == 0xFFFFFFFF else most - most % frame  # SoX names whole frames
+    content[place : place + 4] = length.to_bytes(4, "little")
+    content[4:8] = min(length + place - 4, 0xFFFFFFFF).to_bytes(4, "little")
+    path.write_bytes(content)
+    assert np.array_equal(files.read(path, soundfile, soxr), expected)
+    path.write_bytes(content[:place] + len(content).to_bytes(4, "little") + content[place + 4 :])
+    with pytest.raises(UnreadableError, match="truncated"):
+        files.read(path, soundfile, soxr)
+
+
+@pytest.mark.parametrize("wrong", ["bytes per second", "end of the file"])
+def test_a_recording_is_whole_if_all_of_its_samples_are_there_whatever_else_its_header_says(tmp_path, wrong):
+    path = tmp_path / "careless.wav"
+    soundfile.write(path, _sine()[:7999], 16_000, subtype="PCM_U8")
+    expected, content = files.read(path, soundfile, soxr), bytearray(path.read_bytes())
+    if wrong == "bytes per second":
+        content[28:32] = (64_000).to_bytes(4, "little")
+    else:
+        content = content[:-1]  # the byte that makes the number of samples even, which is counted
     path.write_bytes(content)
     assert np.array_equal(files.read(path, soundfile, soxr), expected)
 

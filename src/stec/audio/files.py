@@ -30,7 +30,8 @@ from stec.errors import UserError
 EXTENSIONS = (".flac", ".wav", ".ogg")
 NOBODY = "nobody"  # who speaks in a file that lies in no folder
 SILENCE = 1e-4  # samples farther apart than twice this make a recording
-UNKNOWN_LENGTH = "data : 4294967295 (should be"  # so libsndfile tells of a WAV that was written to a pipe
+# How libsndfile tells of samples that end too early, in WAV, RF64, W64, AIFF and AU, any of which may be named .wav.
+TRUNCATED = re.compile(r"^ *(?:data|Riff size|riff|SSND|Data Size) *: (\d+) \(should be", re.MULTILINE)
 
 logger = logging.getLogger("stec")
 
@@ -98,8 +99,7 @@ def read(path: Path, soundfile: ModuleType, soxr: ModuleType) -> np.ndarray:
         raise UnreadableError(" ".join(str(error).split())) from None
     if len(samples) == 0:
         raise UnreadableError("it has no samples")
-    # "(should be" is how libsndfile tells of a chunk that ends too early.
-    if len(samples) < expected or "(should be" in log.replace(UNKNOWN_LENGTH, ""):
+    if len(samples) < expected or any(is_known(int(length)) for length in TRUNCATED.findall(log)):
         raise UnreadableError("it is truncated")
     if not np.isfinite(samples).all():
         raise UnreadableError("it has samples that are no numbers")
@@ -111,6 +111,11 @@ def read(path: Path, soundfile: ModuleType, soxr: ModuleType) -> np.ndarray:
         raise UnreadableError("it has no samples at 16 kHz")
     samples = samples / max(1, np.abs(samples).max())  # of a file of floats they may be any
     return np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16)
+
+
+def is_known(length: int) -> bool:
+    """Whether a WAV can have so many bytes of samples: one that is written to a pipe says 2 GB (SoX, arecord) or 4."""
+    return not (2**31 - 2**13 <= length <= 2**31 or length == 2**32 - 1)
 
 
 def package(name: str, use: str = "sound files are read with", extra: str = "audio") -> ModuleType:
