@@ -92,11 +92,12 @@ def speaker_of(path: Path) -> str:
 def read(path: Path, soundfile: ModuleType, soxr: ModuleType) -> np.ndarray:
     """A recording as int16 (S,) at 16 kHz, its channels averaged; UnreadableError if it is broken, empty or silent."""
     try:
-        with soundfile.SoundFile(os.fspath(path)) as file:
+        with soundfile.SoundFile(os.fsencode(path)) as file:  # of a word, it would not take bytes that are no UTF-8
             expected, rate, log = file.frames, file.samplerate, file.extra_info
             samples = file.read(dtype="float32", always_2d=True).mean(axis=1)
     except (soundfile.SoundFileError, RuntimeError, OSError, ValueError, MemoryError) as error:
-        raise UnreadableError(" ".join(str(error).split())) from None
+        reason = getattr(error, "error_string", str(error))  # without the name, in bytes
+        raise UnreadableError(" ".join(reason.split())) from None
     if len(samples) == 0:
         raise UnreadableError("it has no samples")
     if len(samples) < expected or any(is_known(int(length)) for length in TRUNCATED.findall(log)):

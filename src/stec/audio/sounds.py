@@ -59,7 +59,7 @@ class Sounds:
         for start in range(0, len(self.samples), 2**24):
             digest.update(self.samples[start : start + 2**24].tobytes())
         digest.update(self.offsets.astype(np.int64).tobytes())
-        digest.update("\0".join((*self.speakers, *self.classes)).encode())
+        digest.update(_bytes("\0".join((*self.speakers, *self.classes))))
         digest.update(b"" if self.phones is None else self.phones.tobytes())
         return digest.hexdigest()[:16]
 
@@ -118,4 +118,9 @@ def split(sounds: Sounds, test_speakers: float) -> Split:
 
 
 def _shuffled(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()
+    return hashlib.sha256(_bytes(name)).digest()
+
+
+def _bytes(name: str) -> bytes:
+    """Of a word that comes from the name of a file, which may be no UTF-8."""
+    return name.encode(errors="surrogateescape")
