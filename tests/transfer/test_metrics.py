@@ -127,6 +127,14 @@ def test_coco_precision_of_perfect_boxes_and_of_absent_classes():
     assert math.isnan(values["ap_by_class"][1])
 
 
+@pytest.mark.parametrize("rows", [[], [(0, 0, 10, 10, 1, 1)]])
+def test_coco_precision_has_no_value_where_no_object_counts(rows):
+    pytest.importorskip("pycocotools")
+    marked = [boxes(*rows, difficult=[0])]
+    values = coco_precision([boxes((0, 0, 10, 10, 1, 1))], marked, classes=2)
+    assert all(math.isnan(value) for value in (values["ap"], values["ap75"], *values["ap_by_class"]))
+
+
 def test_coco_precision_by_class_has_the_mean_of_all():
     pytest.importorskip("pycocotools")
     found, marked = random_images(1)

@@ -45,7 +45,9 @@ def detection(
         "AP75": "ap75",
     }
     _print(summary, rows, path)
-    if summary["ap"] is None:
+    if summary["ap50"] is None:
+        say("no test image has an object that counts, so there is no score")
+    elif summary["ap"] is None:
         say("AP and AP75 need torchmetrics and pycocotools: pip install 'stec[transfer]'")
 
 

@@ -112,13 +112,15 @@ def coco_precision(found: Sequence[Boxes], marked: Sequence[Boxes], classes: int
         [{"boxes": m.boxes.float(), "labels": m.labels, "iscrowd": m.difficult.long()} for m in marked],
     )
     values = metric.compute()
+    # -1 is torchmetrics' word for no value.
+    ap, ap75 = (float("nan") if value < 0 else 100 * float(value) for value in (values["map"], values["map_75"]))
     # (overlaps, recalls, classes, areas, limits): of all areas, at most 100 boxes; -1 for a class that no image has.
     precision = values["precision"][..., 0, -1].mean(dim=1)
     each = torch.full((len(precision), classes), float("nan"))
     each[:, values["classes"].reshape(-1).long() - 1] = torch.where(precision < 0, float("nan"), precision).float()
     return {
-        "ap": 100 * float(values["map"]),
-        "ap75": 100 * float(values["map_75"]),
+        "ap": ap,
+        "ap75": ap75,
         "ap_by_class": (100 * each.mean(dim=0)).tolist(),
         "ap75_by_class": (100 * each[5]).tolist(),  # overlaps are 0.5, 0.55, ...
     }
