@@ -1,4 +1,5 @@
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -126,6 +127,17 @@ def test_missing_sets_and_folders_are_named(tree):
     (tree.folder / "ImageSets" / "Main" / "none.txt").write_text("\n")
     with pytest.raises(UserError, match="names no image"):
         read(tree.root, train=("VOC2012/none",))
+
+
+def test_lists_may_begin_with_a_mark_of_their_encoding_and_name_files_by_any_bytes(tree):
+    odd = (
+        os.fsencode(tree.folder / "JPEGImages") + b"/j\xf6rg.jpg",
+        os.fsencode(tree.folder / "Annotations") + b"/j\xf6rg.xml",
+    )
+    for path, like in zip(odd, ("JPEGImages/two.jpg", "Annotations/two.xml"), strict=True):
+        os.symlink(os.fsencode(tree.folder / like), path)
+    (tree.folder / "ImageSets" / "Main" / "train.txt").write_bytes(b"\xef\xbb\xbfone  1\r\n\r\ntwo -1\r\nj\xf6rg\r\n")
+    assert len(read(tree.root).train) == 3
 
 
 def test_sets_of_the_other_task_can_be_asked_for(tree):

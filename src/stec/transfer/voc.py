@@ -103,8 +103,9 @@ def _names(folder: Path, name: str, word: str) -> list[str]:
         sets = [file.stem for file in folder.glob("*.txt")] if folder.is_dir() else []
         hint = nearest(name, sets) if sets else f"there are no image sets in {folder}"
         raise UserError(f"image set {word}: {path} is missing; {hint}")
+    text = path.read_text("utf-8-sig", errors="surrogateescape")  # names of files may be no UTF-8
     # Lists for one class have a second column, 1 where the image shows it.
-    names = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
+    names = [line.split()[0] for line in text.splitlines() if line.strip()]
     if not names:
         raise UserError(f"image set {word}: {path} names no image")
     return names
