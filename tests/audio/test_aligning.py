@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import os
 import sys
 
 import numpy as np
@@ -48,6 +49,15 @@ def test_recordings_of_one_name_cannot_be_told_apart(folder):
     (folder / "bob" / "0.flac").write_bytes(b"")
     with pytest.raises(UserError, match=r"several recordings are named 0 \(ann/0.wav, bob/0.flac\): rename them"):
         write_alignment(folder, folder / "phones.txt", 1)
+
+
+def test_recordings_of_any_name_are_found_again_in_what_is_written(tmp_path, speech):
+    names = ["my own 2", os.fsdecode(b"j\xf6rg")]
+    for name in names:
+        soundfile.write(os.fsencode(tmp_path / f"{name}.wav"), speech, 16000)
+        (tmp_path / f"{name}.txt").write_text("see you")
+    write_alignment(tmp_path, tmp_path / "phones.txt.gz", 1)
+    assert sorted(read_alignment(tmp_path / "phones.txt.gz")) == sorted(names)
 
 
 def test_words_are_as_the_dictionary_has_them():

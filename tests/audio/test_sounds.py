@@ -315,6 +315,15 @@ def test_an_alignment_may_be_compressed_and_its_mistakes_are_named(tmp_path):
         read_alignment(tmp_path / "phones.txt.gz")
 
 
+def test_names_in_an_alignment_are_as_files_have_them(tmp_path):
+    path = tmp_path / "phones.txt"
+    path.write_bytes(b"my own 2 1600 dict SIL:4 AH:5\nj\xf6rg 1600 lexicon\n")
+    assert read_alignment(path) == {
+        "my own 2": Aligned(1600, ["SIL", "AH"], [4, 5]),
+        os.fsdecode(b"j\xf6rg"): Aligned(1600, [], []),
+    }
+
+
 def test_labels_cover_every_whole_frame_or_are_of_another_recording():
     aligned = Aligned(1700, ["B", "A"], [4, 5])
     assert labels_of(aligned, 1700, ("A", "B")).tolist() == [1] * 4 + [0] * 5 + [UNKNOWN]

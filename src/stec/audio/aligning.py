@@ -94,7 +94,8 @@ def write_alignment(
         raise UserError(f"none of {len(jobs):,} recordings could be aligned; {first.name}: {reason}")
     lines = "".join(f"{a.name} {a.samples} dict {' '.join(f'{p}:{n}' for p, n in a.phones)}\n" for a in aligned)
     with replacing(out) as part:
-        part.write_bytes(gzip.compress(lines.encode(), mtime=0) if out.suffix == ".gz" else lines.encode())
+        content = lines.encode(errors="surrogateescape")  # names of files may be no UTF-8
+        part.write_bytes(gzip.compress(content, mtime=0) if out.suffix == ".gz" else content)
     return Written(
         len(aligned),
         len({phone for each in aligned for phone, _ in each.phones}),

@@ -9,6 +9,7 @@ every phone with the number of frames of 10 ms that it lasts.
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,8 @@ import numpy as np
 
 from stec.audio.sounds import FRAME, UNKNOWN
 from stec.errors import UserError
+
+LINE = re.compile(r"\s*(\S.*?)\s+(\d+)\s+\S+((?:\s+\S+:\d+)*)\s*")  # a name may have spaces, as a file's may
 
 
 class Aligned(NamedTuple):
@@ -33,30 +36,24 @@ def read_alignment(path: Path) -> dict[str, Aligned]:
         raise UserError(f"audio.alignment={path}: no such file")
     try:
         content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        plain = gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"audio.alignment={path}: cannot be read ({error})") from None
     found: dict[str, Aligned] = {}
+    text = plain.decode("utf-8-sig", errors="surrogateescape")  # names of files may be no UTF-8
     for number, line in enumerate(text.splitlines(), 1):
-        try:
-            name, samples, _, *pieces = line.split()
-            if name in found:
-                raise UserError(f"{path}, line {number}: {name} is there twice")
-            pairs = [piece.rsplit(":", 1) for piece in pieces]
-            found[name] = Aligned(int(samples), [phone for phone, _ in pairs], [_frames(count) for _, count in pairs])
-        except ValueError:
+        match = LINE.fullmatch(line)
+        if match is None:
             expected = "utterance samples source PHONE:frames PHONE:frames ..."
-            raise UserError(f"{path}, line {number}: expected '{expected}'") from None
+            raise UserError(f"{path}, line {number}: expected '{expected}'")
+        name, samples, pieces = match.groups()
+        if name in found:
+            raise UserError(f"{path}, line {number}: {name} is there twice")
+        pairs = [piece.rsplit(":", 1) for piece in pieces.split()]
+        found[name] = Aligned(int(samples), [phone for phone, _ in pairs], [int(count) for _, count in pairs])
     if not found:
         raise UserError(f"audio.alignment={path}: holds no utterance")
     return found
-
-
-def _frames(count: str) -> int:
-    frames = int(count)
-    if frames < 0:
-        raise ValueError
-    return frames
 
 
 def phone_names(alignment: dict[str, Aligned]) -> tuple[str, ...]:
