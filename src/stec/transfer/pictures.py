@@ -74,7 +74,7 @@ def _colour(label: int, classes: int) -> tuple[int, int, int]:
 
 def _enlarge(image: Image.Image, resampling: Image.Resampling) -> Image.Image:
     factor = _SIDE / max(image.size)
-    return image.resize((round(image.width * factor), round(image.height * factor)), resampling)
+    return image.resize((max(1, round(image.width * factor)), max(1, round(image.height * factor))), resampling)
 
 
 def _tint(image: Image.Image, mask: np.ndarray, classes: int) -> Image.Image:
