@@ -187,6 +187,8 @@ def test_on_the_command_line(stec):
         (["detection", "none", "voc-detectoin"], "did you mean 'voc-detection'?"),
         (["detection", "none", "data.root=VOC"], "data.source=shapes reads no files"),
         (["detection", "none", "data.size=50"], "must be a multiple of 32"),
+        (["detection", "none", "detection.sides=[0]"], "must be multiples of 32"),
+        (["detection", "none", "detection.anchors=[16,0]"], "detection.anchors=(16, 0): needs at least one side"),
         (["detection", "none", "detection.anchor=[8]"], "did you mean 'detection.anchors'?"),
         (["detection", "epochs=3"], "from which encoder?"),
         (["detection", "nowhere", "encoder=resnet18"], "encoder=resnet18: the start, nowhere, says so itself"),

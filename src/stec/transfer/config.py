@@ -165,10 +165,12 @@ def _check(given: TransferConfig) -> None:
     checks.require_at_least(_AT_LEAST)
     checks.require_usable()
     require(given.data.size % 32 == 0, "data.size", "must be a multiple of 32")
-    for key in ("detection.sides", "detection.test_side"):
-        sides = value_of(key) if key.endswith("s") else (value_of(key),)
-        require(all(side % 32 == 0 and side >= 0 for side in sides), key, "must be multiples of 32")
-    require(bool(given.detection.anchors), "detection.anchors", "needs at least one side")
+    sides, anchors = given.detection.sides, given.detection.anchors
+    require(all(side % 32 == 0 and side > 0 for side in sides), "detection.sides", "must be multiples of 32")
+    test_side = given.detection.test_side
+    require(test_side % 32 == 0 and test_side >= 0, "detection.test_side", "must be a multiple of 32")
+    wanted = "needs at least one side, and each above 0"
+    require(bool(anchors) and min(anchors) > 0, "detection.anchors", wanted)
     scale = given.segmentation.scale
     require(len(scale) == 2 and 0 < scale[0] <= scale[1], "segmentation.scale", "needs 0 < low <= high, as [0.5,2.0]")
     require(all(0 < part < 1 for part in given.optimizer.drops), "optimizer.drops", "are parts of the run, 0 to 1")
