@@ -106,6 +106,17 @@ def test_images_without_objects_are_kept(tree):
     assert found.train.counts.tolist() == [2, 0, 1]
 
 
+def test_images_of_which_none_has_an_object_are_refused(tree):
+    """As those whose annotations are of another kind, in which no object is found."""
+    for name in ("one", "two", "three"):
+        (tree.folder / "Annotations" / f"{name}.xml").write_text(
+            '<annotation xmlns="http://voc"><object/></annotation>'
+        )
+    with pytest.raises(UserError, match=r"VOC2012/train: no object in any of its 3 annotations, such as .*one\.xml"):
+        read(tree.root)
+    assert len(read(tree.root, "segmentation").train) == 3
+
+
 def test_unknown_classes_are_named(tree):
     tree.boxes("two", ("cta", 0, 11, 6, 40, 45))
     with pytest.raises(UserError, match=r"two\.xml: unknown class 'cta': did you mean 'cat'\?; data.classes"):

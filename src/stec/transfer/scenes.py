@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stec.data import shapes
 from stec.data.residence import is_resident
+from stec.errors import UserError
 from stec.transfer.config import ScenesConfig
 
 VOID = 255  # pixels that count for nothing
@@ -96,6 +97,9 @@ def load_scenes(config: ScenesConfig, task: str, device: torch.device) -> SceneS
     entries = open_sets(Path(config.root or ""), config.train, config.test, task)
     home = _home(config, sum(map(len, entries)), device, task)
     found = [read_scenes(part, classes, config.size, task, config.workers) for part in entries]
+    if task == "detection" and not any(len(scene.boxes) for scene in found[0].scenes):
+        sets, first = ", ".join(config.train), entries[0][0].annotation
+        raise UserError(f"{sets}: no object in any of its {len(entries[0]):,} annotations, such as {first}")
     train, test = (pack(part.scenes, config.size, home) for part in found)
     return SceneSet(
         name=f"{', '.join(config.train)} -> {', '.join(config.test)}",
