@@ -117,6 +117,23 @@ def test_a_signal_between_two_lines_of_metrics_changes_none_of_them(whole, tmp_p
     torch.testing.assert_close(weights(folder), weights(whole), rtol=0, atol=0)
 
 
+def test_a_resumed_run_may_tell_more_often(tmp_path, monkeypatch):
+    train = stec.engine.Loop.train
+
+    def signalled(loop, batch):
+        train(loop, batch)
+        if loop.step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(stec.engine.Loop, "train", signalled)
+    with pytest.raises(Stopped, match="after step 4"):
+        start(tmp_path / "run", "checkpoint_every=4", "log_every=50")
+    monkeypatch.undo()
+    folder = RunFolder.open(tmp_path / "run")
+    pretrain(load("default", [*SMALL, "checkpoint_every=4", "log_every=2"]), folder, Silent(), resume=True)
+    assert [record["step"] for record in folder.metrics()] == [5, 7, 9, 11, 12]
+
+
 def test_a_signal_while_the_last_checkpoint_is_written_is_not_forgotten(whole, tmp_path, monkeypatch):
     """A scheduler will kill the evaluation that follows: it has to be told that there is more to do."""
     write = stec.checkpoint.write

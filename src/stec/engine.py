@@ -144,7 +144,7 @@ class Loop:
                 for batch in self._batches():
                     self.train(batch)
                     milestone = self._at_milestone()
-                    if milestone or len(self.pending) == self.config.log_every:
+                    if milestone or len(self.pending) >= self.config.log_every:  # a resumed run may tell more often
                         self._fetch()
                     elif self.fabric.device.type == "cpu" and time.perf_counter() - self.told >= TELL:
                         self._tell()
