@@ -65,6 +65,18 @@ def test_only_what_is_between_markers_is_written(tmp_path, book):
         write_page(tmp_path / "none.md", book)
 
 
+@pytest.mark.parametrize("behind", ["", "<!-- figure: figure-s1 -->\nold\n<!-- end -->\n"])
+def test_a_table_without_an_end_takes_no_text_with_it(tmp_path, book, behind):
+    page = tmp_path / "page.md"
+    page.write_text(text := f"<!-- experiment: shapes-stec -->\nold\nmine\n{behind}after\n")
+    with pytest.raises(UserError, match=r"page.md: there is no <!-- end --> behind <!-- experiment: shapes-stec -->"):
+        write_page(page, book)
+    assert page.read_text() == text
+    page.write_bytes(b"\xff<!-- experiment: shapes-stec -->\n<!-- end -->\n")
+    with pytest.raises(UserError, match="not a text file"):
+        write_page(page, book)
+
+
 def test_a_figure_of_a_page_is_drawn_when_its_numbers_change_and_only_then(tmp_path, book):
     page, picture = tmp_path / "page.md", tmp_path / "figures/figure-s1.png"
     page.write_text("before\n<!-- figure: figure-s1 -->\n<!-- end -->\nafter\n")

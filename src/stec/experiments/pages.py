@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from stec.config import read_text
 from stec.errors import UserError
 from stec.experiments.book import Book
 from stec.experiments.experiment import load_experiment
@@ -17,14 +18,18 @@ from stec.experiments.measured import measure
 from stec.experiments.tables import markdown_of
 
 FIGURES = "figures"
-_BLOCK = re.compile(r"(<!-- (experiment|figure): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_END = "<!-- end -->"
+_BEGIN = re.compile(r"<!-- (experiment|figure): (\S+) -->\n")
+_MARK = re.compile(f"{_BEGIN.pattern}|{_END}")
+_BLOCK = re.compile(f"({_BEGIN.pattern}).*?({_END})", re.DOTALL)
 
 
 def write_page(page: Path, book: Book) -> bool:
     """Makes all tables and figures of a page anew that are not what the book gives. -> whether there were any."""
     if not page.is_file():
         raise UserError(f"{page}: no such file; a table is made between <!-- experiment: NAME --> and <!-- end -->")
-    text, drawn = page.read_text(), False
+    text, drawn = read_text(page), False
+    _check_ends(page, text)
 
     def fill(match: re.Match[str]) -> str:
         nonlocal drawn
@@ -42,3 +47,11 @@ def write_page(page: Path, book: Book) -> bool:
     if new != text:
         page.write_text(new)
     return drawn or new != text
+
+
+def _check_ends(page: Path, text: str) -> None:
+    """UserError if a table or figure has no end: the text behind it, up to the end of another, would be lost."""
+    for match in _BEGIN.finditer(text):
+        following = _MARK.search(text, match.end())
+        if following is None or following[0] != _END:
+            raise UserError(f"{page}: there is no {_END} behind {match[0].strip()}")
