@@ -166,6 +166,17 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path, grid):
     assert (job.path / "thesis.txt").exists()
 
 
+def test_runs_of_a_recipe_of_ones_own_lie_where_all_do(tmp_path):
+    recipe = tmp_path / "recipes" / "own.yaml"
+    recipe.parent.mkdir()
+    recipe.write_text("base: default\n")
+    (tmp_path / "grid.yaml").write_text(f"cells: [{{row: a, recipe: {recipe}}}, {{row: b, recipe: audio/cpc}}]")
+    own, sound = load_experiment(str(tmp_path / "grid.yaml")).cells
+    runs = tmp_path / "runs"
+    assert make_job(own, 0, [], {}, runs).path == runs / f"own.yaml-{own.hash}-seed0"
+    assert make_job(sound, 0, [], {}, runs).path == runs / f"audio/cpc-{sound.hash}-seed0"
+
+
 def test_every_cell_comes_once_before_any_comes_twice(grid, tmp_path):
     todo = missing(grid, Book(tmp_path / "none.jsonl"), 2)
     assert [(cell.row, seed) for cell, seed in todo] == [("simclr", 0), ("stec", 0), ("simclr", 1), ("stec", 1)]

@@ -153,8 +153,9 @@ def _config_of(cell: Cell, words: Sequence[str], seed: int) -> Config | Transfer
 
 
 def path_of(cell: Cell, seed: int, runs: Path) -> Path:
-    """Of the run folder of a cell."""
-    return runs / f"{cell.recipe}-{cell.hash}-seed{seed}"
+    """Of the run folder of a cell. Where a recipe of one's own lies says nothing about where runs do."""
+    own = cell.recipe.endswith((".yaml", ".yml"))
+    return runs / f"{Path(cell.recipe).name if own else cell.recipe}-{cell.hash}-seed{seed}"
 
 
 def missing_starts(cells: Iterable[Cell], runs: Path) -> list[Cell]:
