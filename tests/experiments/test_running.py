@@ -210,6 +210,14 @@ def test_images_are_found_by_their_name(tmp_path):
         make_job(cells["imagenette"], 0, [], {}, tmp_path)
 
 
+def test_images_that_a_recipe_does_not_have_are_named_before_it_is_trained(tmp_path):
+    (tmp_path / "grid.yaml").write_text("cells: [{row: a, recipe: default, data: cifar10}]")
+    (cell,) = load_experiment(str(tmp_path / "grid.yaml")).cells
+    with pytest.raises(UserError, match="default is trained on shapes, not on cifar10; --data cifar10=arrays:PATH"):
+        make_job(cell, 0, [], {}, tmp_path)
+    assert make_job(cell, 0, [], dict([parse_place("cifar10=arrays:x")]), tmp_path).config.data.source == "arrays"
+
+
 @pytest.mark.parametrize("text", ["cifar10", "cifar10=arrays", "cifar10=arras:x", "cifar10=stl10:x", "=arrays:x"])
 def test_places_are_checked(text):
     with pytest.raises(UserError, match="--data"):

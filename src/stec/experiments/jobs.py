@@ -93,6 +93,9 @@ def make_job(cell: Cell, seed: int, words: Sequence[str], places: Mapping[str, P
         raise UserError(f"say where {cell.data} lies: --data {cell.data}={kinds}")
     where = [f"data.source={place.source}", f"data.root={place.root}"] if place else []
     config = _config_of(cell, [*words, *where], seed)
+    if config.data.source not in (*STORED, cell.data):
+        where_else = f"--data {cell.data}=arrays:PATH (or folder:PATH) says where those lie"
+        raise UserError(f"{cell.recipe} is trained on {config.data.source}, not on {cell.data}; {where_else}")
     if isinstance(config, TransferConfig):
         start = make_job(cell.start, 0, words, places, runs) if cell.start else None
         config = replace(config, start=str(start.path) if start else cell.origin)
