@@ -13,6 +13,7 @@ import pytest
 from tiny_runs import TINY, Silent
 
 import stec
+from stec.engine import Loop
 from stec.errors import UserError
 from stec.experiments.book import Book
 from stec.experiments.engine import Here, Local, create_engine
@@ -146,6 +147,20 @@ def test_a_run_that_ended_before_it_was_written_down_is_only_written_down(tmp_pa
     finish(Here(), [job], book)
     assert (job.path / "summary.json").stat().st_mtime_ns == before
     assert len(book.runs) == 1
+
+
+def test_a_run_of_which_only_the_checkpoint_before_the_last_is_left_goes_on(tmp_path, grid, monkeypatch):
+    """As where a disk has no hard links and the process is killed between two names."""
+    (job, *_) = jobs_of(grid, Book(tmp_path / "book.jsonl"), tmp_path)
+    monkeypatch.setattr(Loop, "finish", lambda *_: (_ for _ in ()).throw(UserError("killed")))
+    (outcome,) = Here().run([job], Silent())
+    assert outcome.error == "killed"
+    monkeypatch.undo()
+    (job.path / "checkpoint.pt").replace(job.path / "checkpoint-previous.pt")
+    reporter = Silent()
+    (outcome,) = Here().run([job], reporter)
+    assert outcome.error is None
+    assert "resumed at epoch 6 of 6, step 18 of 18" in reporter.notes
 
 
 def test_a_run_that_another_process_makes_is_left_to_it(tmp_path, grid):

@@ -17,7 +17,7 @@ from stec.experiments.experiment import Cell, Experiment
 from stec.experiments.settings import NEUTRAL, differences, hash_of, settings_of
 from stec.locking import locked
 from stec.reporter import Reporter
-from stec.run import CHECKPOINT, SUMMARY, RunFolder
+from stec.run import CHECKPOINT, PREVIOUS, SUMMARY, RunFolder
 from stec.training import pretrain
 from stec.transfer.config import TransferConfig, load_transfer
 from stec.transfer.running import transfer
@@ -189,7 +189,7 @@ def perform(job: Job, reporter: Reporter, wait: bool = False) -> None:
     with locked(job.path.with_name(f".{job.path.name}.lock"), wait):
         if (job.path / SUMMARY).is_file():
             return
-        interrupted = (job.path / CHECKPOINT).is_file()
+        interrupted = any((job.path / name).is_file() for name in (CHECKPOINT, PREVIOUS))
         folder = RunFolder.open(job.path) if interrupted else RunFolder.new(job.path, job.recipe, force=True)
         forget_earlier_runs()
         if isinstance(job.config, TransferConfig):
