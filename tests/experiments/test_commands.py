@@ -117,6 +117,7 @@ def test_what_cannot_be_run_does_not_stop_the_rest(stec, tmp_path):
         (("experiment", "shapes-demo", "--json", "mine.yaml/x"), "there is a file where its folder should be"),
         (("experiment", "shapes-demo", "--out", "mine.yaml"), "--out mine.yaml: a file, not a folder"),
         (("experiment", "shapes-demo", "--book", "."), ". is a folder: a book is a file, such as runs.jsonl"),
+        (("experiment", "shapes-demo", "--book", "mine.yaml/x"), "there is a file where its folder should be"),
         (("results", "show", "shapes-demo", "--json", "mine.yaml/x"), "there is a file where its folder should be"),
         (("results", "add", "nowhere"), "not a run folder"),
         (("results", "show", "tabel1"), "did you mean 'table1'"),

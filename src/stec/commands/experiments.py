@@ -84,6 +84,8 @@ def experiment(
     if dry_run:
         show_plan(console, chosen, finished, todo, seeds or chosen.seeds, out)
         return
+    if todo:
+        make_room(book)
     with Watcher(console) as watcher:
         failures = run_missing(todo, finished, words or [], places, out, worker, watcher)
     _show(name, only or [], finished, json_file)
