@@ -98,13 +98,45 @@ CELL = "{row: a, recipe: default}"
         ("base: nothing\nseeds: 1", "unknown experiment 'nothing'"),
         (f"columns: {{x: {{matric: a}}}}\ncells: [{CELL}]", "unknown key 'matric'"),
         (f"columns: {{x: {{metrics: a}}}}\ncells: [{CELL}]", "metrics: a: should be a list"),
+        (f"columns: {{x: {{metric: [a]}}}}\ncells: [{CELL}]", "metric: ['a']: should be text"),
         (f"columns: [x]\ncells: [{CELL}]", "mapping"),
         (f"seeds: many\ncells: [{CELL}]", "seeds"),
+        (f"seeds: 0\ncells: [{CELL}]", "seeds: 0: should be at least 1"),
+        (f"metrics: []\ncells: [{CELL}]", "metrics: []: should be a list of texts"),
+        (f"metrics: [5]\ncells: [{CELL}]", "metrics: [5]: should be a list of texts"),
+        (f"notes: [5]\ncells: [{CELL}]", "notes: [5]: should be a list of texts"),
+        (f"about:\ncells: [{CELL}]", "about: None: should be text"),
+        (f"overrides: [epochs=2, seed=1]\ncells: [{CELL}]", "overrides: ['epochs=2', 'seed=1']: should be text"),
+        ("cells: [{row: yes, recipe: default}]", "row: True: should be text, in quotes where YAML takes it for"),
+        ("cells: [{row: , recipe: default}]", "row: None: should be text"),
+        ("cells: [{column: [x], row: a, recipe: default}]", "column: ['x']: should be text"),
+        (f"compare: [a]\ncells: [{CELL}]", "compare: a: should be a list of two rows"),
+        (f"compare: [[a]]\ncells: [{CELL}]", "compare: ['a']: should be a list of two rows"),
+        (f"base: [a]\ncells: [{CELL}]", "base: ['a']: should be text"),
+        ("base: mine.yaml", "mine.yaml: the experiment is based on itself"),
     ],
 )
-def test_a_mistake_in_an_experiment_is_named(tmp_path, text, message):
+def test_a_mistake_in_an_experiment_is_named(tmp_path, monkeypatch, text, message):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(UserError, match=re.escape(message)):
+        load_experiment("mine.yaml")
+
+
+def test_rows_and_columns_may_be_numbers(tmp_path):
+    cells = "{column: 2, row: 0.1, recipe: default}, {column: 2, row: 1, recipe: default, overrides: method=simclr}"
+    (tmp_path / "mine.yaml").write_text(f"columns: {{2: {{metric: knn}}}}\ncompare: [[0.1, 1]]\ncells: [{cells}]")
+    experiment = load_experiment(str(tmp_path / "mine.yaml"))
+    assert [(cell.column, cell.row, cell.metrics[0]) for cell in experiment.cells] == [
+        ("2", "0.1", "knn"),
+        ("2", "1", "knn"),
+    ]
+    assert experiment.compare == (("0.1", "1"),)
+
+
+def test_an_experiment_that_is_no_text_is_one_line(tmp_path):
+    (tmp_path / "mine.yaml").write_bytes(b"\xff")
+    with pytest.raises(UserError, match="not a text file"):
         load_experiment(str(tmp_path / "mine.yaml"))
 
 

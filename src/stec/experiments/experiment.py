@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from stec.config import Config, load
+from stec.config import Config, load, read_text
 from stec.errors import UserError, nearest
 from stec.experiments.settings import hash_of, settings_of
 from stec.transfer.config import TransferConfig, load_transfer
@@ -35,6 +35,7 @@ _SPOKEN = {int: "whole number", list: "list", dict: "mapping of keys to values"}
 _COLUMN_KEYS = {"metric", "metrics", "overrides", "data", "published", "label"}
 _CELL_KEYS = {"column", "row", "recipe", "overrides", "data", "published", "start"}
 _START_KEYS = {"recipe", "overrides", "data"}
+_TEXTS = {"about", "base", "overrides", "column", "row", "recipe", "data", "metric", "label"}
 
 
 class Published(NamedTuple):
@@ -95,21 +96,20 @@ def about(name: str) -> str:
 def load_experiment(name: str) -> Experiment:
     """By name, or from the path of a YAML file."""
     content = _read(name)
-    columns: dict[str, dict[str, Any]] = content.get("columns", {})
-    for column in columns.values():
-        _check(name, column, _COLUMN_KEYS)
-        if not isinstance(column.get("metrics", []), list):
-            raise UserError(f"{name}: metrics: {column['metrics']}: should be a list")
-    for entry in content["cells"]:
-        _check(name, entry, _CELL_KEYS)
+    columns = {str(column): _check(name, keys, _COLUMN_KEYS) for column, keys in content.get("columns", {}).items()}
+    for keys in (content, *columns.values()):
+        _check_texts(name, "metrics", keys.get("metrics", ["linear_online"]), least=1)
+    _check_texts(name, "notes", content.get("notes", []))
+    entries = [_check(name, entry, _CELL_KEYS) for entry in content["cells"]]
     metrics = tuple(content.get("metrics", ("linear_online",)))
-    cells = tuple(
-        _cell(name, entry, content, columns.get(entry.get("column", ""), {}), metrics) for entry in content["cells"]
-    )
+    cells = tuple(_cell(name, entry, content, columns.get(entry.get("column", ""), {}), metrics) for entry in entries)
     figure = content.get("figure")
     if figure not in (None, *FIGURES):
         raise UserError(f"{name}: figure: {figure}: {nearest(str(figure), FIGURES)}")
     rows = {cell.row for cell in cells}
+    for pair in content.get("compare", ()):
+        if not (isinstance(pair, list) and len(pair) == 2):
+            raise UserError(f"{name}: compare: {pair}: should be a list of two rows")
     compare = tuple((str(one), str(other)) for one, other in content.get("compare", ()))
     for row in (row for pair in compare for row in pair):
         if row not in rows:
@@ -153,8 +153,8 @@ def _cell(
     config: Config | TransferConfig
     if "start" in entry:
         if isinstance(entry["start"], dict):
-            _check(name, entry["start"], _START_KEYS)
-            start = _cell(name, {"row": entry["row"], **entry["start"]}, {}, {}, metrics)
+            begun = _check(name, entry["start"], _START_KEYS)
+            start = _cell(name, {"row": entry["row"], **begun}, {}, {}, metrics)
             origin = f"{start.hash}-seed0"
         config = load_transfer(entry["recipe"], [*words, "data.root=."])
         if start is not None:
@@ -177,13 +177,16 @@ def _cell(
     )
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The keys of an experiment; `above`: those that are based on it."""
+    if name in above:
+        raise UserError(f"{name}: the experiment is based on itself")
     if name in experiment_names():
         text = (resources.files("stec") / "experiments" / f"{name}.yaml").read_text()
     elif Path(name).suffix in (".yaml", ".yml"):
         if not Path(name).is_file():
             raise UserError(f"{name}: no such file")
-        text = Path(name).read_text()
+        text = read_text(Path(name))
     else:
         raise UserError(
             f"unknown experiment '{name}': {nearest(name, experiment_names())} ('stec experiment' lists them)"
@@ -194,20 +197,33 @@ def _read(name: str) -> dict[str, Any]:
         raise UserError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{name}: an experiment is a mapping of keys to values")
-    _check(name, content, _KEYS)
+    content = _check(name, content, _KEYS)
     for key, kind in _KINDS.items():
         if not isinstance(content.get(key, kind()), kind):
             raise UserError(f"{name}: {key}: {content[key]}: should be a {_SPOKEN[kind]}")
+    if content.get("seeds", 1) < 1:
+        raise UserError(f"{name}: seeds: {content['seeds']}: should be at least 1")
     if "base" in content:
-        content = _read(content.pop("base")) | content
+        content = _read(content.pop("base"), (*above, name)) | content
     if not content.get("cells"):
         raise UserError(f"{name}: an experiment needs cells")
     return content
 
 
-def _check(name: str, content: Any, known: set[str]) -> None:
+def _check(name: str, content: Any, known: set[str]) -> dict[str, Any]:
+    """The same keys and values, where a number may stand for text: `row: 0.1`."""
     if not isinstance(content, dict):
         raise UserError(f"{name}: '{content}' should be a mapping of keys to values")
     for key in content:
         if key not in known:
             raise UserError(f"{name}: unknown key '{key}': {nearest(str(key), known)}")
+    texts = {key: content[key] for key in content if key in _TEXTS}
+    for key, value in texts.items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise UserError(f"{name}: {key}: {value}: should be text, in quotes where YAML takes it for something else")
+    return content | {key: str(value) for key, value in texts.items()}
+
+
+def _check_texts(name: str, key: str, values: Any, least: int = 0) -> None:
+    if not (isinstance(values, list) and len(values) >= least and all(isinstance(value, str) for value in values)):
+        raise UserError(f"{name}: {key}: {values}: should be a list of texts")
