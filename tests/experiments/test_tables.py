@@ -269,7 +269,9 @@ def test_costs_also_come_from_benchmarks(book, table1):
     bench = {"method": "simclr", "encoder": "resnet18-cifar", "size": 32, "device": "NVIDIA H200"}
     rows = [{"batch_size": 1024, "end_to_end": 100_000}, {"batch_size": 256, "end_to_end": 50_000}]
     (book.path.parent / "speed" / "bench.json").write_text(json.dumps(bench | {"rows": rows}))
-    (book.path.parent / "speed" / "other.json").write_text('{"views_per_second": {"ours": 3}}')
+    others = ('{"views_per_second": {"ours": 3}}', '{"rows": [{"end_to_end": 3}]}', '{"rows": {"a": 3}}', '{"rows": [')
+    for number, text in enumerate(others):
+        (book.path.parent / "speed" / f"other-{number}.json").write_text(text)
     cost = cost_of(cell_of(table1, "S-TEC"), measured_speeds(book))
     assert cost == (pytest.approx(98_304_000 / 100_000 / 60), "NVIDIA H200", True)
 
