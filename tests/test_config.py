@@ -180,6 +180,7 @@ def test_some_methods_have_settings_of_their_own_in_the_default_recipe():
         ([f"identity.output={2**64}"], f"identity.output={2**64}: must be below 4294967296"),
         (["views.aspect=[0.5,inf]"], "views.aspect=(0.5, inf): must be finite"),
         (["=3"], "'=3': expected key=value"),
+        (["[epochs=3"], "'[epochs=3': expected key=value"),
         (["views.area=[0.1"], "cannot read"),
     ],
 )

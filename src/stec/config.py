@@ -314,7 +314,7 @@ def _dotlist(words: Sequence[str]) -> DictConfig:
     given = OmegaConf.create()
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals or not key:
+        if not equals or not key or key.startswith("["):
             raise UserError(f"'{word}': expected key=value")
         try:
             if key in PATHS and _is_literal(value):
