@@ -78,7 +78,7 @@ def test_a_start_that_fails_stops_its_own_transfers_alone(mine, tmp_path):
 
 
 def test_the_plan_counts_a_start_whose_folder_is_not_there(mine, tmp_path):
-    def plan():
+    def plan(mine=mine):
         console = Console(width=80, file=io.StringIO())
         show_plan(console, mine, book, missing(mine, book, 2), 2, tmp_path / "runs")
         return console.file.getvalue()
@@ -86,6 +86,9 @@ def test_the_plan_counts_a_start_whose_folder_is_not_there(mine, tmp_path):
     book = Book(tmp_path / "runs.jsonl")
     (trained, _) = mine.cells
     assert trained.start is not None
+    both = plan(replace(mine, cells=(*mine.cells, trained.start)))
+    assert "6 runs missing" in both
+    assert "to start from" not in both, "it is one of the six"
     book.add(made_up(trained.start, 0))  # its numbers are known, its weights lie elsewhere
     assert "4 runs missing; 1 more to start from" in plan()
     folder = path_of(trained.start, 0, tmp_path / "runs")

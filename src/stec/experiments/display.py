@@ -72,7 +72,8 @@ def show_plan(
         _print(console, Table([column, "recipe", "there", "missing", "minutes"], rows))
     console.print()
     parts = [f"{len(todo)} runs missing"]
-    absent = missing_starts((cell for cell, _ in todo), runs)
+    counted = {(cell.hash, seed) for cell, seed in todo}
+    absent = [start for start in missing_starts((cell for cell, _ in todo), runs) if (start.hash, 0) not in counted]
     if absent:
         parts.append(f"{len(absent)} more to start from")
     if total:
