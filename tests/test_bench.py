@@ -98,3 +98,8 @@ def test_lightly_beside_us():
 def test_an_unknown_library_is_refused():
     with pytest.raises(UserError, match="choose lightly"):
         bench(load("default"), [16], compare="darkly")
+
+
+def test_several_devices_are_refused():
+    with pytest.raises(UserError, match="devices=2: stec bench measures one;"):
+        bench(load("default", ["devices=2"]), [16])

@@ -68,6 +68,8 @@ def bench(
         raise UserError("--compare and --streamed measure images; leave them out for sound")
     if config.strategy == "fsdp":
         raise UserError("stec bench measures with all weights in one place: use strategy=ddp")
+    if config.devices > 1:
+        raise UserError(f"devices={config.devices}: stec bench measures one; a run tells its own speed on several")
     begun = time.perf_counter()
     fabric = make_fabric(config)
     start_compilers(config.compile, fabric.device)
