@@ -97,6 +97,7 @@ def test_weights_and_biases_keeps_a_run_in_its_folder_and_goes_on_with_it(stec, 
     monkeypatch.setenv("WANDB_MODE", "offline")
     code, out, err = stec("pretrain", *TINY, "logger=wandb", "-o", "runs/b")
     assert code == 0, err
+    wandb.teardown()  # as at the end of a process: until then its service may still be writing
     (kept,) = (tmp_path / "runs/b/wandb").glob("offline-run-*/run-*.wandb")
     assert f"metrics: wandb sync runs/b/wandb/{kept.parent.name}\n" in out
     written = kept.read_bytes()
