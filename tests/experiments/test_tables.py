@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,6 +16,7 @@ from scipy import stats
 from synthetic import fill, made_up
 
 from stec.errors import UserError
+from stec.experiments import figures
 from stec.experiments.book import Book
 from stec.experiments.cost import cost_of, measured_speeds
 from stec.experiments.display import show_measured, show_plan
@@ -300,6 +302,18 @@ def test_figures_are_drawn_where_runs_exist(name, book, tmp_path):
     before = {file: file.read_bytes() for file in files}
     draw(measure(experiment, book), tmp_path / "figures")
     assert {file: file.read_bytes() for file in files} == before, "the same runs, the same files"
+
+
+def test_names_of_many_rows_stand_beside_each_other(book):
+    experiment = load_experiment("cifar10-few")
+    for cell in experiment.cells:
+        book.runs |= {(cell.hash, seed): made_up(cell, seed, linear=50 + seed) for seed in range(2)}
+    measured = measure(experiment, book)
+    figure = figures._points(measured, measured.groups)
+    figure.canvas.draw()
+    for panel in figure.axes:
+        boxes = [name.get_window_extent() for name in panel.get_xticklabels()]
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_learning_curves_of_more_rows_than_colours_are_all_drawn(tmp_path, book):

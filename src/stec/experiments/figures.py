@@ -26,6 +26,7 @@ CURVES = (
     ("identity_accuracy", "identity accuracy"),
 )
 BESIDE = 0.18  # how far from its runs a mean stands
+NAME = 0.75  # inches, which hold a word of a row's name
 WIDE = 4.8  # inches, which hold the explanation in one line
 _FROM = "Comment"  # of a PNG: a digest of the numbers that it shows
 SMOOTH = 5  # points of a learning curve over which the bold line is averaged
@@ -80,6 +81,11 @@ def _shown(measured: Measured) -> list[Group]:
     return [group for group in measured.groups if group.runs]
 
 
+def _lines(group: Group) -> list[Line]:
+    """Those that have been run."""
+    return [line for line in group.lines if line.n(group.metrics[0])]
+
+
 def _digest(measured: Measured) -> str:
     """Of all numbers that a figure can show."""
     numbers = [measured.to_json(), [[*run.key, run.curve] for run in measured.runs]]
@@ -88,13 +94,14 @@ def _digest(measured: Measured) -> str:
 
 def _points(measured: Measured, groups: Sequence[Group]) -> Any:
     """Figure S1: a panel for every setting; every run a point, beside it the mean with its 95 % interval."""
-    figure, panels = _panels(len(groups), columns=4, width=2.4, height=2.9)
+    most = max(len(_lines(group)) for group in groups)
+    figure, panels = _panels(len(groups), columns=4, width=max(2.4, NAME * most), height=2.9)
     for panel, group in zip(panels, groups, strict=True):
-        metric = group.metrics[0]
-        lines = [line for line in group.lines if line.n(metric)]
+        metric, lines = group.metrics[0], _lines(group)
         for x, line in enumerate(lines):
             _spread(panel, x, line, metric, COLOURS[x % len(COLOURS)])
-        panel.set_xticks(range(len(lines)), [f"{line.row}\nn = {line.n(metric)}" for line in lines])
+        names = [line.row.replace(" ", "\n") + f"\nn = {line.n(metric)}" for line in lines]
+        panel.set_xticks(range(len(lines)), names)
         panel.set_xlim(-0.6, len(lines) - 0.4)
         panel.set_title(group.column or measured.experiment.name, fontsize=9)
         panel.set_ylabel(f"{name_of(metric)} (%)")
@@ -132,8 +139,7 @@ def _sweep(measured: Measured, groups: Sequence[Group]) -> Any:
     """Figure 3B: a panel for every quantity that is varied."""
     figure, panels = _panels(len(groups), columns=2, width=3.6, height=2.9)
     for panel, group in zip(panels, groups, strict=True):
-        metric = group.metrics[0]
-        lines = [line for line in group.lines if line.n(metric)]
+        metric, lines = group.metrics[0], _lines(group)
         means = [line.measured[metric].mean for line in lines]
         panel.plot([x + BESIDE for x in range(len(lines))], means, color=COLOURS[0], linewidth=1)
         for x, line in enumerate(lines):
