@@ -171,7 +171,8 @@ def to_yaml(config: Any) -> str:
     tree: Any = OmegaConf.to_container(OmegaConf.structured(config))
     for group in foreign_groups(config) if isinstance(config, Config) else ():
         del tree[group]
-    return OmegaConf.to_yaml(tree)
+    # By PyYAML itself, whose dumper in Python writes names of files that are no UTF-8; OmegaConf 2.4 takes that in C.
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def recipe_names(of: str = "") -> list[str]:
