@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import pty
 import random
 import resource
 import shutil
@@ -181,6 +182,29 @@ def test_ctrl_c_that_also_ends_who_reads_saves_all_the_same(tmp_path, hears):
     assert process.returncode == 75
     assert torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)["step"] > 0
     assert told is None or ("all is saved" in told.splitlines()[-1] and "Traceback" not in told)
+
+
+@pytest.mark.parametrize("disowned", [False, True])
+def test_a_terminal_that_is_closed_stops_a_run_which_saves_and_a_disowned_one_goes_on(tmp_path, disowned):
+    ours, terminal = pty.openpty()
+    code = (
+        f"import os, signal; os.close(os.open({os.ttyname(terminal)!r}, os.O_RDWR))\n"  # now it is that of this session
+        f"if {disowned}: signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from stec.cli import main; main()"
+    )
+    epochs = 100 if disowned else 20000
+    words = ["pretrain", *SMALL, f"epochs={epochs}", "log_every=1", f"checkpoint_every={epochs}"]
+    command = [sys.executable, "-c", code, *words, "--out", str(tmp_path / "run")]
+    standard = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    with subprocess.Popen(command, **standard, start_new_session=True) as process:
+        os.close(terminal)
+        told = b""
+        while b"epoch 2" not in told:
+            told += os.read(ours, 1000)
+        os.close(ours)
+    assert process.returncode == (0 if disowned else 75)
+    assert torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)["step"] > 0
+    assert (tmp_path / "run/summary.json").exists() == disowned
 
 
 def test_a_cpu_tells_of_every_slow_step_and_the_metrics_stay_the_same(tmp_path, monkeypatch, whole):

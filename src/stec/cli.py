@@ -27,6 +27,7 @@ from stec.commands.words import recipe_and_config as _recipe_and_config
 from stec.config import Config, read_recipe, recipe_names
 from stec.errors import Stopped, UserError
 from stec.faults import describe
+from stec.interruption import stopping
 from stec.leaving import leave_others
 from stec.limits import SOUND
 from stec.progress import SPEEDS
@@ -264,7 +265,8 @@ def main() -> None:
     hush()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files can hold what its encoding does not know
-    before = signal.signal(signal.SIGTERM, _terminate)
+    ending = [number for number in stopping() if number != signal.SIGINT]  # which Python has its own way with
+    before = {number: signal.signal(number, _terminate) for number in ending}
     try:
         app()
     except UserError as error:
@@ -285,21 +287,23 @@ def main() -> None:
             raise
         _end(line, 2)
     finally:
-        signal.signal(signal.SIGTERM, before)  # while the interpreter ends, an exception would be a traceback
+        for number, handler in before.items():
+            signal.signal(number, handler)  # while the interpreter ends, an exception would be a traceback
 
 
 def _end(line: str, code: int) -> NoReturn:
     if line:
         try:
             print("stec:", " ".join(line.split()), file=sys.stderr)  # one line, whatever somebody's file or word holds
-        except BrokenPipeError:
+        except OSError:  # a pipe or a terminal that has been closed
             forget(sys.stderr)
     sys.exit(code)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Of SIGTERM where no run is training: there is nothing to save."""
-    raise Stopped("stopped by SIGTERM; --resume continues a run, the same command an experiment or an embedding")
+    """Where no run is training: there is nothing to save."""
+    name = signal.Signals(number).name
+    raise Stopped(f"stopped by {name}; --resume continues a run, the same command an experiment or an embedding")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,14 @@ from typing import Any
 ANSWER = b"\nstec: ending this step, then all is saved; Ctrl-C again stops at once\n"
 
 
+def stopping() -> list[signal.Signals]:
+    """The signals that end a run. A terminal that is closed sends SIGHUP, which `nohup` asks to be ignored."""
+    gone = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    return [signal.SIGTERM, signal.SIGINT, *gone]
+
+
 class Interruption:
-    """Notes SIGTERM and SIGINT instead of dying of them, as a context manager; a further SIGINT stops at once.
+    """Notes such a signal instead of dying of it, as a context manager; a further SIGINT stops at once.
 
     Outside of the main thread, where Python delivers no signals, it notes nothing. With `speaks`, Ctrl-C is answered at
     once, as the step that has to end may take a minute.
@@ -27,7 +33,7 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+            self._before = {number: signal.signal(number, self._note) for number in stopping()}
         return self
 
     def __exit__(
@@ -47,7 +53,8 @@ class Interruption:
 
 def serve(worker: int = 0) -> None:
     """For processes that read data: they get the same signals, and end when the run that they work for does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # of all threads: one of them looks who sent it
         threading.Thread(target=_end_by_parent, daemon=True).start()

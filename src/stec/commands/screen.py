@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -25,6 +26,14 @@ def forget(stream: TextIO) -> None:
 
 class _Console(Console):
     """Whoever stops reading stops no run: Ctrl-C also ends the `tee` behind one, which has yet to save."""
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self.on_broken_pipe()  # a terminal that has been closed
 
     def on_broken_pipe(self) -> None:
         """Goes on in silence, where rich would end the process."""

@@ -187,7 +187,8 @@ def _begin(gpu: str | None, count: int, parent: Connection) -> None:
         import torch
 
         torch.set_num_threads(max(1, torch.get_num_threads() // count))  # more threads than cores wait for each other
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it, which passes it on
+    for number in (signal.SIGINT, signal.SIGHUP):  # these are for the process that started it, which passes them on
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_stop_with, args=(parent,), daemon=True).start()
 
 
