@@ -150,9 +150,13 @@ def test_a_signal_while_the_last_checkpoint_is_written_is_not_forgotten(whole, t
     monkeypatch.undo()
     folder = RunFolder.open(tmp_path / "run")
     assert folder.summary() is None
+    before = torch.load(folder.checkpoint, weights_only=True)["peak_memory_bytes"]
     resume(folder)
     same(folder, whole)
-    assert folder.summary() is not None
+    summary = folder.summary()
+    speeds = sorted(record["views_per_second"] for record in folder.metrics())
+    assert speeds[0] < summary["views_per_second"] < speeds[-1], "that of the run, though nothing was left to train"
+    assert summary["peak_memory_bytes"] >= before > 0
 
 
 def test_a_second_interrupt_stops_at_once(tmp_path):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ class Loop:
         self.step = 0
         self.seconds = 0.0  # spent training, over all resumptions
         self.unfetched = 0.0  # the same, for the pending metrics of a run that is resumed
-        self.steady: list[float] = []  # seconds per step in every interval
+        self.peak = 0  # bytes of memory, by all resumptions
         self.pending: list[Tensor] = []  # metrics not yet fetched from the device
         self.shown: tuple[Tensor, ...] = ()  # by the last step
         self.random: dict[str, Any] | None = None  # state to go on from in the middle of an epoch
@@ -224,12 +225,11 @@ class Loop:
         now = time.perf_counter()
         elapsed, self.since = now - self.since, now
         self.seconds += elapsed
-        self.steady.append(elapsed / len(good))
         if not all(good):
             self._diverged("loss", self.step - len(good) + good.index(False) + 1)
         self.pending = []
         metrics = dict(zip(self.task.metrics, mean, strict=True)) | self._watch()
-        metrics |= {"rate": self._rate(), f"{self.task.unit}_per_second": self.task.units / self.steady[-1]}
+        metrics |= {"rate": self._rate(), f"{self.task.unit}_per_second": self.task.units * len(good) / elapsed}
         if self.fabric.is_global_zero:
             epoch, seconds = round(self.step / self.steps_per_epoch, 4), round(self.seconds, 3)
             self.folder.add_metrics({"step": self.step, "epoch": epoch, "seconds": seconds, **metrics})
@@ -258,27 +258,27 @@ class Loop:
             self.warned = True
         return measured
 
-    def speed(self) -> float | None:
-        """Units per second: the median over all intervals, so that compilation does not count."""
-        return self.task.units / sorted(self.steady)[len(self.steady) // 2] if self.steady else None
-
     def describe(self) -> dict[str, Any]:
         """How the training went and where it comes from, for the summary of a run."""
-        metrics, speed = self.folder.metrics(), self.speed()
+        metrics, speed = self.folder.metrics(), f"{self.task.unit}_per_second"
+        speeds = [record[speed] for record in metrics if speed in record]
         return {
             "recipe": self.folder.recipe,
             "seed": self.config.seed,
             "epochs": self.config.epochs,
             "final_metrics": metrics[-1] if metrics else None,
-            f"{self.task.unit}_per_second": round(speed) if speed else None,
+            speed: round(median(speeds)) if speeds else None,  # so that compilation does not count
             "seconds": round(self.seconds, 1),
-            "peak_memory_bytes": provenance.peak_memory_bytes(self.fabric.device),
+            "peak_memory_bytes": self._peak(),
             "device": provenance.hardware(self.fabric.device),
             "processes": self.fabric.world_size,
             "data_fingerprint": self.task.fingerprint,
             "commit": provenance.commit(),
             **provenance.versions(),
         }
+
+    def _peak(self) -> int:
+        return max(self.peak, provenance.peak_memory_bytes(self.fabric.device))
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Writes what became of the run, which is done."""
@@ -311,6 +311,7 @@ class Loop:
             "step": self.step,
             "seconds": self.seconds,
             "unfetched": time.perf_counter() - self.since,
+            "peak_memory_bytes": self._peak(),
             "pending": torch.stack(self.pending) if self.pending else None,
             "random": randomness.capture(self.fabric.device),  # the same in all processes
             "data_fingerprint": self.task.fingerprint,
@@ -378,6 +379,7 @@ class Loop:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate  # loading has put another tensor in its place
         self.step, self.seconds, self.unfetched = int(state["step"]), state["seconds"], state["unfetched"]
+        self.peak = state.get("peak_memory_bytes", 0)  # which older ones lack
         if state["pending"] is not None:
             self.pending = list(state["pending"].to(self.fabric.device))
         if self.step % self.steps_per_epoch:
