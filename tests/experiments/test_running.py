@@ -18,7 +18,7 @@ from stec.errors import UserError
 from stec.experiments.book import Book
 from stec.experiments.engine import Here, Local, create_engine
 from stec.experiments.experiment import load_experiment
-from stec.experiments.jobs import Place, choose, make_job, missing, parse_place, to_run
+from stec.experiments.jobs import Place, choose, make_job, missing, parse_place, parse_places, to_run
 from stec.locking import locked
 
 WORDS = " ".join(word for word in TINY if not word.startswith(("epochs", "checkpoint_every")))
@@ -216,7 +216,7 @@ def test_words_may_say_where_and_how_but_not_what(grid, tmp_path):
 
 def test_images_are_found_by_their_name(tmp_path):
     cells = {cell.data: cell for cell in load_experiment("table1").cells}
-    places = dict([parse_place("imagenette=folder:/x/y:z"), parse_place("cifar10=arrays:c10")])
+    places = parse_places(["imagenette=folder:/x/y:z", "cifar10=arrays:c10"])
     assert places["imagenette"] == Place("folder", "/x/y:z")
     job = make_job(cells["cifar10"], 0, [], places, tmp_path)
     assert (job.config.data.source, job.config.data.root, job.data) == ("arrays", "c10", "cifar10")
@@ -230,13 +230,19 @@ def test_images_that_a_recipe_does_not_have_are_named_before_it_is_trained(tmp_p
     (cell,) = load_experiment(str(tmp_path / "grid.yaml")).cells
     with pytest.raises(UserError, match="default is trained on shapes, not on cifar10; --data cifar10=arrays:PATH"):
         make_job(cell, 0, [], {}, tmp_path)
-    assert make_job(cell, 0, [], dict([parse_place("cifar10=arrays:x")]), tmp_path).config.data.source == "arrays"
+    assert make_job(cell, 0, [], parse_places(["cifar10=arrays:x"]), tmp_path).config.data.source == "arrays"
 
 
 @pytest.mark.parametrize("text", ["cifar10", "cifar10=arrays", "cifar10=arras:x", "cifar10=stl10:x", "=arrays:x"])
 def test_places_are_checked(text):
     with pytest.raises(UserError, match="--data"):
         parse_place(text)
+
+
+def test_images_lie_in_one_place():
+    assert len(parse_places(["cifar10=arrays:x", "cifar10=arrays:x"])) == 1
+    with pytest.raises(UserError, match="--data cifar10= is given twice: in x and in y; choose one"):
+        parse_places(["cifar10=arrays:x", "cifar10=arrays:y"])
 
 
 def test_only_some_cells():

@@ -63,7 +63,7 @@ def experiment(
     from stec.experiments.book import Book
     from stec.experiments.display import show_plan
     from stec.experiments.engine import create_engine
-    from stec.experiments.jobs import check_places, check_words, choose, missing, parse_place
+    from stec.experiments.jobs import check_places, check_words, choose, missing, parse_places
     from stec.experiments.running import run_missing
     from stec.progress import Watcher
     from stec.run import make_room
@@ -74,7 +74,7 @@ def experiment(
         make_room(json_file)
     if out.exists():
         require_folder(out, "--out ")
-    worker, places = create_engine(engine, jobs), dict(parse_place(text) for text in data or [])
+    worker, places = create_engine(engine, jobs), parse_places(data or [])
     whole = load_experiment(name)
     check_places(whole, places)
     chosen = choose(whole, only or [])

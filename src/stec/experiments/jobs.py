@@ -167,6 +167,15 @@ def missing_starts(cells: Iterable[Cell], runs: Path) -> list[Cell]:
     return [start for start in starts.values() if not (path_of(start, 0, runs) / SUMMARY).is_file()]
 
 
+def parse_places(texts: Sequence[str]) -> dict[str, Place]:
+    """Every name with its place, which is one."""
+    places: dict[str, Place] = {}
+    for name, place in map(parse_place, texts):
+        if places.setdefault(name, place) != place:
+            raise UserError(f"--data {name}= is given twice: in {places[name].root} and in {place.root}; choose one")
+    return places
+
+
 def parse_place(text: str) -> tuple[str, Place]:
     """`cifar10=arrays:data/cifar10` -> the name of the images, and where they are."""
     name, equals, rest = text.partition("=")
