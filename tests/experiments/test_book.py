@@ -130,13 +130,6 @@ def test_images_in_files_need_a_name_once(train, book, tmp_path):
         read_run(shapes.path, book, "noise")
 
 
-def test_a_run_resumed_after_its_last_epoch_still_has_a_speed(train, book):
-    folder, _ = train("one")
-    (folder.path / "summary.json").unlink()
-    assert train.resume(folder)["views_per_second"] is None
-    assert read_run(folder.path, book).metric("views_per_second") > 0
-
-
 @pytest.mark.parametrize("lines", [1, 2, 99, 100, 101, 250, 1001])
 def test_long_curves_are_thinned_evenly_and_keep_their_end(lines):
     curve = thin([{"epoch": i, "identity": i / 3, "rate": 1.0} for i in range(1, lines + 1)])

@@ -64,6 +64,39 @@ def test_the_start_is_made_once_and_every_run_is_written_down(mine, tmp_path):
     assert {path: path.stat().st_mtime for path in before} == before
 
 
+def test_every_seed_can_start_from_a_run_of_its_own(mine, tmp_path):
+    text = MINE.replace("start: {recipe", "start: {seed: same, recipe")
+    (tmp_path / "own.yaml").write_text(text)
+    own, book, runs = load_experiment(str(tmp_path / "own.yaml")), Book(tmp_path / "runs.jsonl"), tmp_path / "runs"
+    trained, shared = own.cells[0], mine.cells[0]
+    assert trained.at(0).hash == shared.hash, "with seed 0 it is the same run"
+    assert len({trained.at(seed).hash for seed in range(3)}) == 3
+    assert {shared.at(seed).hash for seed in range(3)} == {shared.hash}
+
+    todo = missing(own, book, seeds=2)
+    console = Console(width=80, file=io.StringIO())
+    show_plan(console, own, book, todo, 2, runs)
+    assert "4 runs missing; 2 more to start from" in console.file.getvalue()
+    assert not run_missing(todo, book, ["device=cpu"], {}, runs, Here(), Nobody())
+    assert len(book.runs) == 6
+    assert not missing(own, book, seeds=2)
+    (group,) = measure(own, book).groups
+    assert [[run.seed for run in line.runs] for line in group.lines] == [[0, 1], [0, 1]]
+    first, second = (run.summary["start"] for run in group.lines[0].runs)
+    assert first.removesuffix("-seed0") == second.removesuffix("-seed1") == trained.start.hash
+    (others,) = measure(mine, book).groups
+    assert [run.seed for run in others.lines[0].runs] == [0], "the second one starts elsewhere"
+
+    again = Book(tmp_path / "again.jsonl")
+    for path in sorted(path for path in runs.iterdir() if path.is_dir()):
+        again.add(read_run(path, again))
+    assert again.runs.keys() == book.runs.keys()
+
+    (tmp_path / "own.yaml").write_text(MINE.replace("start: {recipe", "start: {seed: 3, recipe"))
+    with pytest.raises(UserError, match="start: seed: 3: 'same', or left out"):
+        load_experiment(str(tmp_path / "own.yaml"))
+
+
 def test_a_start_that_fails_stops_its_own_transfers_alone(mine, tmp_path):
     book, runs = Book(tmp_path / "runs.jsonl"), tmp_path / "runs"
     trained, random = mine.cells

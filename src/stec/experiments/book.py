@@ -6,7 +6,6 @@ import dataclasses
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, get_origin, get_type_hints
 
 from stec.config import Config, load, recipe_names
@@ -161,9 +160,6 @@ def _read_run(path: Path, book: Book, data: str | None) -> Run:
     settings = settings_of(config, data, start)
     words = differences(settings, settings_of(base, data, start)) if base is not None else []
     metrics = folder.metrics()
-    for speed in ("views_per_second", "audio_seconds_per_second"):
-        if summary.get(speed, 0) is None and metrics:  # killed after its last epoch and resumed
-            summary[speed] = round(median(line[speed] for line in metrics))
     summary["data"] = data  # which images, not where they lay
     return Run(hash_of(settings), config.seed, data, recipe, words, settings, summary, thin(metrics))
 

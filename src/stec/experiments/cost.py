@@ -114,12 +114,13 @@ def cost_of_repetition(cell: Cell, book: Book) -> Cost | None:
         if (run.recipe, run.data, run.settings["epochs"]) == (cell.recipe, cell.data, cell.config.epochs)
         and run.metric("seconds")
     ]
-    found = [run for run in like if run.hash == cell.hash] or like
+    same = [run for run in like if run.hash == cell.at(run.seed).hash]
+    found = same or like
     if not found:
         return None
     device = min((run.summary["device"] for run in found), key=_gpu_first)
     seconds = [run.metric("seconds") or 0.0 for run in found if run.summary["device"] == device]
-    return Cost(min(seconds) / 60, device, found[0].hash == cell.hash)
+    return Cost(min(seconds) / 60, device, bool(same))
 
 
 def kind_of(config: Config) -> Kind:

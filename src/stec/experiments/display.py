@@ -14,7 +14,7 @@ from rich.text import Text
 from stec.experiments.book import Book
 from stec.experiments.cost import cost_of, cost_of_repetition, measured_speeds
 from stec.experiments.experiment import Cell, Experiment
-from stec.experiments.jobs import missing_starts
+from stec.experiments.jobs import has_run, starts_of
 from stec.experiments.measured import Measured
 from stec.experiments.tables import Table, not_run, provenance_of, table_of
 
@@ -49,10 +49,11 @@ def show_plan(
     console.print(Text(experiment.about, style="bold"))
     total, unknown, reckoned, devices = 0.0, 0, False, set()
     shown: set[str] = set()
+    keys = {(cell.hash, seed) for cell, seed in todo}
     for column in experiment.columns:
         rows = []
         for cell in (cell for cell in experiment.cells if cell.column == column):
-            lacking = sum(found.hash == cell.hash for found, _ in todo)
+            lacking = sum((cell.at(seed).hash, seed) in keys for seed in range(seeds))
             cost = cost_of(cell, speeds) or cost_of_repetition(cell, book)
             text = "-"
             if lacking:
@@ -72,10 +73,10 @@ def show_plan(
         _print(console, Table([column, "recipe", "there", "missing", "minutes"], rows))
     console.print()
     parts = [f"{len(todo)} runs missing"]
-    counted = {(cell.hash, seed) for cell, seed in todo}
-    absent = [start for start in missing_starts((cell for cell, _ in todo), runs) if (start.hash, 0) not in counted]
+    starts = [(start, seed) for start, seed in starts_of(cell for cell, _ in todo) if (start.hash, seed) not in keys]
+    absent = sum(not has_run(start, seed, runs) for start, seed in starts)
     if absent:
-        parts.append(f"{len(absent)} more to start from")
+        parts.append(f"{absent} more to start from")
     if total:
         parts.append(
             f"{len(todo) - unknown} of them {total:,.0f} minutes on {' or '.join(sorted(devices))}, at measured speed"

@@ -10,6 +10,7 @@ columns: {STL-10: {metric: linear}}   # where a group of cells differs: metric(s
 cells:
   - {column: CIFAR-10, row: S-TEC, recipe: cifar10-resnet18-stec, published: 92.0 +- 0.2}
   - {row: S-TEC, recipe: voc-detection, start: {recipe: imagenet-resnet50-stec}}   # a transfer; start: none, too
+  - {row: S-TEC, recipe: shapes-detection, start: {recipe: default, seed: same}}   # each seed from a run of its own
 compare: [[S-TEC, SimCLR]]       # paired differences within every column
 figure: points                   # points, best, sweep, curves
 """
@@ -34,7 +35,7 @@ _KINDS = {"notes": list, "seeds": int, "metrics": list, "columns": dict, "cells"
 _SPOKEN = {int: "whole number", list: "list", dict: "mapping of keys to values"}
 _COLUMN_KEYS = {"metric", "metrics", "overrides", "data", "published", "label"}
 _CELL_KEYS = {"column", "row", "recipe", "overrides", "data", "published", "start"}
-_START_KEYS = {"recipe", "overrides", "data"}
+_START_KEYS = {"recipe", "overrides", "data", "seed"}
 _TEXTS = {"about", "base", "overrides", "column", "row", "recipe", "data", "metric", "label"}
 
 
@@ -58,8 +59,17 @@ class Cell:
     published: dict[str, Published]  # metric -> number
     config: Config | TransferConfig  # of its run with seed 0
     hash: str  # of its settings
-    start: Cell | None  # of a transfer: the run with seed 0 that it starts from, if it does
+    start: Cell | None  # of a transfer: the run that it starts from, if it does
+    start_seed: int  # of that run
+    own_starts: bool  # whether every seed starts from a run with the same seed
     origin: str  # of a transfer: what it starts from, as `settings_of` wants it
+
+    def at(self, seed: int) -> Cell:
+        """With the start of this seed."""
+        if not self.own_starts or self.start is None or seed == self.start_seed:
+            return self
+        origin = _origin(self.start, seed)
+        return replace(self, start_seed=seed, origin=origin, hash=hash_of(settings_of(self.config, self.data, origin)))
 
 
 @dataclass(frozen=True)
@@ -149,13 +159,16 @@ def _cell(
     published = entry.get("published", {})
     if not isinstance(published, dict):
         published = {metrics[0]: published}
-    start, origin = None, str(entry.get("start", ""))
+    start, origin, own_starts = None, str(entry.get("start", "")), False
     config: Config | TransferConfig
     if "start" in entry:
         if isinstance(entry["start"], dict):
             begun = _check(name, entry["start"], _START_KEYS)
+            if begun.get("seed", "same") != "same":
+                raise UserError(f"{name}: start: seed: {begun['seed']}: 'same', or left out, which is 0 for all")
+            own_starts = begun.pop("seed", None) is not None
             start = _cell(name, {"row": entry["row"], **begun}, {}, {}, metrics)
-            origin = f"{start.hash}-seed0"
+            origin = _origin(start, 0)
         config = load_transfer(entry["recipe"], [*words, "data.root=."])
         if start is not None:
             config = replace(config, encoder=start.config.encoder)
@@ -173,8 +186,14 @@ def _cell(
         config=config,
         hash=hash_of(settings_of(config, data, origin)),
         start=start,
+        start_seed=0,
+        own_starts=own_starts,
         origin=origin,
     )
+
+
+def _origin(start: Cell, seed: int) -> str:
+    return f"{start.hash}-seed{seed}"
 
 
 def _read(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -71,8 +71,9 @@ def missing(experiment: Experiment, book: Book, seeds: int) -> list[tuple[Cell, 
     found: dict[tuple[str, int], tuple[Cell, int]] = {}
     for seed in range(seeds):
         for cell in experiment.cells:
-            if (cell.hash, seed) not in book.runs:
-                found.setdefault((cell.hash, seed), (cell, seed))
+            key = cell.at(seed).hash, seed
+            if key not in book.runs:
+                found.setdefault(key, (cell.at(seed), seed))
     return list(found.values())
 
 
@@ -87,6 +88,7 @@ def make_job(cell: Cell, seed: int, words: Sequence[str], places: Mapping[str, P
         runs: folder of all run folders.
     """
     _check_given(words)
+    cell = cell.at(seed)
     place = places.get(cell.data)
     if place is None and (cell.data not in (*SOURCES, "utterances") or cell.data in STORED):
         kinds = f"{VOC}:PATH" if cell.data == VOC else "folder:PATH (or arrays:PATH)"
@@ -97,7 +99,7 @@ def make_job(cell: Cell, seed: int, words: Sequence[str], places: Mapping[str, P
         where_else = f"--data {cell.data}=arrays:PATH (or folder:PATH) says where those lie"
         raise UserError(f"{cell.recipe} is trained on {config.data.source}, not on {cell.data}; {where_else}")
     if isinstance(config, TransferConfig):
-        start = make_job(cell.start, 0, words, places, runs) if cell.start else None
+        start = make_job(cell.start, cell.start_seed, words, places, runs) if cell.start else None
         config = replace(config, start=str(start.path) if start else cell.origin)
     return Job(cell.hash, cell.data, cell.recipe, config, path_of(cell, seed, runs))
 
@@ -161,10 +163,15 @@ def path_of(cell: Cell, seed: int, runs: Path) -> Path:
     return runs / f"{Path(cell.recipe).name if own else cell.recipe}-{cell.hash}-seed{seed}"
 
 
-def missing_starts(cells: Iterable[Cell], runs: Path) -> list[Cell]:
-    """What these cells start from and has no finished run folder, once each: being in the book is not enough."""
-    starts = {cell.start.hash: cell.start for cell in cells if cell.start is not None}
-    return [start for start in starts.values() if not (path_of(start, 0, runs) / SUMMARY).is_file()]
+def starts_of(cells: Iterable[Cell]) -> list[tuple[Cell, int]]:
+    """What these cells start from, and with which seed, once each."""
+    starts = {cell.origin: (cell.start, cell.start_seed) for cell in cells if cell.start is not None}
+    return list(starts.values())
+
+
+def has_run(cell: Cell, seed: int, runs: Path) -> bool:
+    """Whether there is a finished run folder to start from: being in the book is not enough."""
+    return (path_of(cell, seed, runs) / SUMMARY).is_file()
 
 
 def parse_places(texts: Sequence[str]) -> dict[str, Place]:

@@ -75,19 +75,22 @@ class Measured:
 
 def measure(experiment: Experiment, book: Book) -> Measured:
     """Takes from the book what belongs to the experiment, whatever the seeds."""
-    runs: dict[str, list[Run]] = {}
-    for run in sorted(book.runs.values(), key=lambda run: run.seed):
-        runs.setdefault(run.hash, []).append(run)
+    seeds = sorted({run.seed for run in book.runs.values()})
     groups = []
     for column in experiment.columns:
         cells = [cell for cell in experiment.cells if cell.column == column]
-        lines = tuple(_line(cell, tuple(runs.get(cell.hash, ()))) for cell in cells)
+        lines = tuple(_line(cell, _runs_of(cell, seeds, book)) for cell in cells)
         by_row = {line.row: line for line in lines}
         pairs = [(by_row[a], by_row[b]) for a, b in experiment.compare if a in by_row and b in by_row]
         differences = tuple(_difference(a, b) for a, b in pairs)
         best = _best(lines, experiment.best.get(column)) if experiment.figure == "best" else None
         groups.append(Group(column, cells[0].metrics, lines, differences, best))
     return Measured(experiment, tuple(groups))
+
+
+def _runs_of(cell: Cell, seeds: list[int], book: Book) -> tuple[Run, ...]:
+    keys = ((cell.at(seed).hash, seed) for seed in seeds)
+    return tuple(book.runs[key] for key in keys if key in book.runs)
 
 
 def _line(cell: Cell, runs: tuple[Run, ...]) -> Line:

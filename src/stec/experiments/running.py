@@ -11,7 +11,7 @@ from stec.errors import UserError
 from stec.experiments.book import Book
 from stec.experiments.engine import Engine
 from stec.experiments.experiment import Cell
-from stec.experiments.jobs import Job, Place, make_job, missing_starts, to_run
+from stec.experiments.jobs import Job, Place, has_run, make_job, starts_of, to_run
 from stec.reporter import Reporter
 
 
@@ -35,11 +35,8 @@ def run_missing(
         engine: who does it.
         reporter: who watches.
     """
-    starts = {cell.start.hash: cell.start for cell, _ in todo if cell.start is not None}
-    no_start: Counter[str] = Counter()
-    if starts:
-        no_start = run_missing([(start, 0) for start in starts.values()], book, words, places, runs, engine, reporter)
-    absent = {start.hash for start in missing_starts((cell for cell, _ in todo), runs)}
+    starts = starts_of(cell for cell, _ in todo)
+    no_start = run_missing(starts, book, words, places, runs, engine, reporter) if starts else Counter()
     failures: Counter[str] = Counter()
     jobs: list[Job] = []
     for cell, seed in todo:
@@ -48,7 +45,7 @@ def run_missing(
         except UserError as error:
             failures[str(error)] += 1
             continue
-        if cell.start is not None and cell.start.hash in absent:
+        if cell.start is not None and not has_run(cell.start, cell.start_seed, runs):
             failures[f"nothing to start from: {'; '.join(no_start)}"] += 1
         else:
             jobs.append(job)
