@@ -172,6 +172,9 @@ def test_some_methods_have_settings_of_their_own_in_the_default_recipe():
         (["lambda_manip=-1"], "lambda_manip=-1.0: must be at least 0"),
         (["identity.temperature=0"], "identity.temperature=0.0: must be above 0"),
         (["epochs=5", "optimizer.warmup_epochs=6"], "optimizer.warmup_epochs=6.0: is longer than the run"),
+        (["optimizer.probe_rate=-1"], "optimizer.probe_rate=-1.0: must be at least 0"),
+        (["optimizer.probe_rate=1", "optimizer.name=adamw"], "optimizer.probe_rate=1.0: with adamw it has to be null"),
+        (["optimizer.probe_rate=1", "optimizer.rate=0"], "optimizer.probe_rate=1.0: needs an optimizer.rate above 0"),
         (["data=cifar10"], "'data' is a group of keys, such as data.source=..."),
         (["data=cifar10", "data.root=here"], "'data' is a group of keys"),
         (["epochs="], "epochs"),
@@ -206,4 +209,6 @@ def test_wrong_recipes_are_named(tmp_path):
 def test_an_optimizer_that_sound_would_not_use_is_refused():
     with pytest.raises(UserError, match=r"optimizer.name: sound is always trained with Adam"):
         load("audio/cpc", ["optimizer.name=adamw"])
+    with pytest.raises(UserError, match=r"optimizer.probe_rate: sound is always trained with Adam"):
+        load("audio/cpc", ["optimizer.probe_rate=1"])
     assert load("audio/cpc", ["optimizer.rate=0.002"]).optimizer.rate == 0.002

@@ -307,6 +307,34 @@ def test_decay_of_all_parameters_makes_the_steps_of_torch_sgd():
     assert free["weight_decay"] == 0
 
 
+@pytest.mark.parametrize("name", ["lars", "larc"])
+def test_a_probe_with_a_rate_of_its_own_makes_the_steps_of_torch_sgd_at_that_rate(name):
+    torch.manual_seed(0)
+    model, probe = mlp(6, 8, 4), nn.Linear(6, 3)
+    alone = copy.deepcopy(probe)
+    settings = OptimizerConfig(name=name, rate=0.5, weight_decay=0.1, probe_rate=2.0)
+    rate = torch.tensor(0.5)
+    ours = create_optimizer(settings, nn.ModuleList([model, probe]), rate, plain=[probe])
+    other = copy.deepcopy(model)
+    others = create_optimizer(dataclasses.replace(settings, probe_rate=None), other, rate)
+    decays = [{"params": [alone.weight], "weight_decay": 0.1}, {"params": [alone.bias]}]
+    theirs = torch.optim.SGD(decays, lr=1.0, momentum=0.9)
+    for now in (0.5, 0.4, 0.1):  # its schedule is that of all
+        rate.fill_(now)
+        for group in theirs.param_groups:
+            group["lr"] = 4 * now
+        x = torch.randn(16, 6)
+        for optimizer in (ours, others, theirs):
+            optimizer.zero_grad()
+        (model(x).square().mean() + probe(x).square().mean()).backward()
+        other(x).square().mean().backward()
+        alone(x).square().mean().backward()
+        for optimizer in (ours, others, theirs):
+            optimizer.step()
+    torch.testing.assert_close(list(probe.parameters()), list(alone.parameters()))
+    torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
+
+
 def test_there_are_no_empty_groups():
     assert len(parameter_groups(nn.Linear(4, 3, bias=False), 0.1, 0.001)) == 1
     assert len(parameter_groups(nn.BatchNorm1d(3), 0.1, 0.001)) == 1

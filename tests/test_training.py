@@ -243,6 +243,14 @@ def test_the_probe_does_not_touch_the_encoder(train, tmp_path):
     assert "probe_accuracy" not in without.metrics()[0]
 
 
+def test_the_probe_may_have_a_rate_of_its_own(train):
+    folders = [train(str(own), "optimizer.rate=0.1", f"optimizer.probe_rate={own}")[0] for own in ("null", 0.1, 1.0)]
+    assert same(encoder_of(folders[0]), encoder_of(folders[2]))
+    probes = [torch.load(folder.checkpoint)["model"]["probe.weight"] for folder in folders]
+    assert torch.equal(probes[0], probes[1])
+    assert not torch.equal(probes[0], probes[2])
+
+
 def test_a_flat_folder_of_photos_of_all_kinds_trains_without_labels(train, tmp_path):
     root = tmp_path / "photos"
     root.mkdir()

@@ -127,6 +127,7 @@ class OptimizerConfig:
     weight_decay: float = 1e-6
     decayed: str = "weights"  # what weight_decay shrinks: weights; all: norms and biases, too
     trust: float = 0.001  # lars: steps relative to the weights, by the rate; larc: the most of them; 0 is plain SGD
+    probe_rate: float | None = None  # lars, larc: that of the online probe, by plain SGD; null: rate
     warmup_epochs: float = 10
 
 

@@ -33,10 +33,12 @@ CHOICES = {
 }
 ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
 SOUND_ACTIONS = ("shift", "speed", "band", "noise", "gain")
+# What Adam does not have, with which sound is always trained.
+SGD = ("optimizer.name", "optimizer.momentum", "optimizer.trust", "optimizer.decayed", "optimizer.probe_rate")
 _ADAM = "sound is always trained with Adam, which has rate and weight_decay"
 _TOLD_APART = "actions on sound are always told apart as one of manipulation.k uniform bins of every component"
 NOT_OF_SOUND = {
-    **dict.fromkeys(("optimizer.name", "optimizer.momentum", "optimizer.trust", "optimizer.decayed"), _ADAM),
+    **dict.fromkeys(SGD, _ADAM),
     **dict.fromkeys(("manipulation.readout", "manipulation.bins", "manipulation.components"), _TOLD_APART),
     "lambda_turn": "sound is not turned",
     "data.limit": "is for images",
@@ -51,7 +53,7 @@ AT_LEAST = {
     "identity.hidden": 1, "identity.output": 1, "identity.alpha": 0, "identity.queue": 1,
     "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
     "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0, "optimizer.momentum": 0,
-    "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.warmup_epochs": 0,
+    "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.probe_rate": 0, "optimizer.warmup_epochs": 0,
     "audio.window": 465, "audio.steps": 1, "audio.pool": 1, "audio.lambda_identity": 0, "audio.speakers": 1,
     "audio.utterances": 1,
 }  # fmt: skip
@@ -93,3 +95,7 @@ def check_values(config: Config) -> None:
     require(config.identity.groups >= 2, "identity.groups", leak)
     require(0 < config.audio.test_speakers < 1, "audio.test_speakers", "must be above 0 and below 1")
     checks.require_schedule()
+    optimizer = config.optimizer
+    if optimizer.probe_rate is not None:
+        require(optimizer.name != "adamw", "optimizer.probe_rate", "with adamw it has to be null, the encoder's own")
+        require(optimizer.rate > 0, "optimizer.probe_rate", "needs an optimizer.rate above 0, whose schedule it shares")

@@ -161,11 +161,14 @@ def create_optimizer(
         settings: Its name and constants; not the rate, which has a schedule.
         model: All that is to be trained.
         rate: Learning rate; may be changed before every step. A tensor on a GPU lets a step be recorded.
-        plain: See `parameter_groups`.
+        plain: See `parameter_groups`. The settings may have a rate of their own for these.
         steady: Modules whose rate does not change.
         steady_rate: That rate.
     """
+    plain = list(plain)
     groups = parameter_groups(model, settings.weight_decay, settings.trust, plain, settings.decayed == "all")
+    if settings.probe_rate is not None:
+        groups = set_apart(groups, plain, factor=settings.probe_rate / settings.rate)
     groups = set_apart(groups, steady, lr=steady_rate, steady=True)
     if settings.name in ("lars", "larc"):
         return LARS(groups, rate, settings.momentum, clip=settings.name == "larc")

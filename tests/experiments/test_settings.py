@@ -17,6 +17,7 @@ OTHER = {
     "compile": "never", "baselines": "true", "optimizer.momentum": "0.8", "identity.ema": "0.5", "lambda_turn": "0.3",
     "views.test_crop": "0.875", "views.small_area": "[0.1,0.3]", "audio.negatives": "other", "audio.pieces": "frames",
     "audio.bidirectional": "true", "optimizer.name": "adamw", "optimizer.decayed": "all",
+    "optimizer.probe_rate": "0.5",
     "identity.predictor_rate": "constant", "audio.alignment": "elsewhere", "strategy": "fsdp",
 }  # fmt: skip
 LEAVES = [key for key in _keys() if not any(other.startswith(f"{key}.") for other in _keys())]
@@ -75,6 +76,10 @@ def test_differences_are_the_words_that_lead_there():
     assert sorted(words) == ["epochs=7", "views.area=[0.1, 0.9]"]
     assert load("default", words) == changed
     assert isinstance(changed, Config)
+    (word,) = differences(
+        settings_of(base, "shapes"), settings_of(load("default", ["optimizer.probe_rate=1"]), "shapes")
+    )
+    assert load("default", ["optimizer.probe_rate=1", word]) == base
 
 
 def test_differences_name_a_model_that_only_one_of_two_runs_has():

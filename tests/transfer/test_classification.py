@@ -157,7 +157,8 @@ def test_several_processes_would_write_the_same_files(run, monkeypatch):
 
 def test_a_run_of_eight_gpus_is_fine_tuned_on_what_is_here(run):
     path = run / "config.yaml"
-    path.write_text(path.read_text().replace("devices: 1\n", "devices: 8\n").replace("device: auto", "device: cuda"))
+    text = path.read_text().replace("devices: 1\n", "devices: 8\n").replace("device: auto", "device: cuda")
+    path.write_text(text.replace("probe_rate: null", "probe_rate: 1.0"))
     encoder = library.load(run)
     config = configure(encoder, run, "shapes", ["epochs=1", "data.test_images=50"])
     assert (config.devices, config.device, config.epochs, config.data.test_images) == (1, "auto", 1, 50)

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from stec.config import Config
-from stec.limits import SOUND
+from stec.limits import SGD, SOUND
 from stec.method import METHODS, Pairing, fix_settings, pairing_of
 from stec.transfer.config import TASKS, TransferConfig
 
@@ -58,7 +58,7 @@ def settings_of(config: Config | TransferConfig, data: str, start: str = "") -> 
 def _settings_of_sound(config: Config, data: str) -> Settings:
     from stec.audio.method import METHODS
 
-    unused = ["data.", "views.", "turn.", "lambda_turn", "optimizer.momentum", "optimizer.trust", "optimizer.decayed"]
+    unused = ["data.", "views.", "turn.", "lambda_turn", *SGD]
     used = ["identity.temperature", "identity.hidden", "identity.output"]
     used += ["manipulation.action", "manipulation.k", "manipulation.hidden"]
     pairing = METHODS[config.method]
@@ -102,7 +102,8 @@ def differences(settings: Settings, other: Settings) -> list[str]:
     The keys of a model that `other` does not have are compared with their defaults.
     """
     before = (_TRANSFER_DEFAULTS if "task" in settings else _DEFAULTS) | other
-    words = [f"{key}={value}" for key, value in settings.items() if key != "data" and before.get(key, value) != value]
+    changed = {key: value for key, value in settings.items() if key != "data" and before.get(key, value) != value}
+    words = [f"{key}={'null' if value is None else value}" for key, value in changed.items()]
     return words + ["lambda_turn=0"] * ("lambda_turn" in other and "lambda_turn" not in settings)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from stec.audio.method import METHODS as SOUNDS
 from stec.config import Config, foreign_groups
 from stec.identity import IDENTITIES
-from stec.limits import SOUND
+from stec.limits import SGD, SOUND
 from stec.method import pairing_of, turn_weight
 
 
@@ -27,7 +27,7 @@ def _unread(config: Config) -> Iterator[str]:
         identity: tuple[str, ...] = ("temperature", "hidden", "output") if pairing.identity else ()
         manipulation = pairing.manipulation
         yield from ("data.size", "lambda_turn")
-        yield from (f"optimizer.{key}" for key in ("name", "momentum", "decayed", "trust"))
+        yield from SGD
         yield from ("manipulation.readout", "manipulation.bins", "manipulation.components")
         yield from () if pairing.identity else ("audio.lambda_identity", "audio.pieces")
     else:

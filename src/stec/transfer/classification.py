@@ -41,7 +41,7 @@ _KEYS = ("data", "views", "optimizer", "epochs", "batch_size", "seed", "device",
 _PLAIN = ("views.jitter_probability=0", "views.grey=0", "views.blur=0", "views.solarize=0", "views.small=0")
 _SHORT = ("epochs=30", "batch_size=128", "optimizer.warmup_epochs=1", "checkpoint_every=10", "baselines=false")
 _HERE = ("device=auto", "devices=1", "logger=none")  # whatever the run was trained on
-_ADAMW = ("optimizer.name=adamw", "optimizer.momentum=0.9", "optimizer.weight_decay=0.05")
+_ADAMW = ("optimizer.name=adamw", "optimizer.momentum=0.9", "optimizer.weight_decay=0.05", "optimizer.probe_rate=null")
 _RATE, _RATE_OF_TRANSFORMERS = 2e-3, 2e-4  # per 256 images
 
 
