@@ -56,6 +56,32 @@ def test_masks_as_they_are(tree):
     assert (masks[0, :, 80:] == VOID).all()
 
 
+@pytest.mark.parametrize("annotated", ["turned", "stored"])
+def test_an_image_lies_as_whoever_annotated_it_saw_it(tree, annotated):
+    """80 x 60 pixels are stored, which EXIF's orientation 6 turns clockwise: tools annotate one or the other."""
+    pixels = np.zeros((60, 80, 3), np.uint8)
+    pixels[5:45, 10:40] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = tree.folder / "JPEGImages" / "one.jpg"
+    Image.fromarray(pixels).save(path, quality=95, exif=exif)
+    seen = np.rot90(pixels, -1) if annotated == "turned" else pixels
+    ys, xs = np.nonzero(seen[..., 0])
+    box = (xs.min(), ys.min(), xs.max() + 1, ys.max() + 1)
+    tree.boxes("one", ("cat", 0, box[0] + 1, box[1] + 1, box[2], box[3]))
+    xml = tree.folder / "Annotations" / "one.xml"
+    size = f"<size><width>{seen.shape[1]}</width><height>{seen.shape[0]}</height></size>"
+    xml.write_text(xml.read_text().replace("<annotation>", f"<annotation>{size}"))
+    tree.mask("one", np.where(seen[..., 0] > 0, 8, 0).astype(np.uint8))
+    height, width = seen.shape[:2]
+    boxed, masked = read(tree.root).train, read(tree.root, "segmentation").train
+    for train in (boxed, masked):
+        shown = train.images[0, :, :height, :width].permute(1, 2, 0).numpy()
+        assert np.abs(shown.astype(int) - seen).mean() < 2
+    assert boxed.boxes[0].tolist()[0] == list(box)
+    assert np.array_equal(masked.masks[0, :height, :width].numpy() == 8, seen[..., 0] > 0)
+
+
 def test_voc_devkit_may_lie_between(tree, tmp_path):
     (tmp_path / "other" / "VOCdevkit").mkdir(parents=True)
     expected = read(tree.root)

@@ -27,13 +27,14 @@ def decode(path: str | Path | BinaryIO, size: int) -> Picture:
     return squash(open_rgb(path), size)
 
 
-def open_rgb(path: str | Path | BinaryIO) -> Image.Image:
-    """Read an image file: first frame, turned as its EXIF orientation says, RGB."""
+def open_rgb(path: str | Path | BinaryIO, turned: bool = True) -> Image.Image:
+    """Read an image file: first frame, RGB, turned as its EXIF orientation says or as it is stored."""
     try:
         with Image.open(path) as picture:
             picture.load()
             with suppress(Exception):  # a broken EXIF block is no reason to lose the image
-                ImageOps.exif_transpose(picture, in_place=True)
+                if turned:
+                    ImageOps.exif_transpose(picture, in_place=True)
             return to_rgb(picture)
     except Exception as error:  # a broken file raises nearly anything: OSError, SyntaxError, struct.error
         raise UnreadableError(f"{type(error).__name__}: {error}") from None

@@ -139,24 +139,29 @@ def read_scenes(entries: Sequence[Entry], classes: Sequence[str], side: int, tas
 
 def _read(entry: Entry, classes: Sequence[str], side: int, detects: bool) -> tuple[Scene, int] | Failure:
     """A scene, and how many boxes of no area it had."""
-    blamed = entry.image
+    blamed = entry.annotation
+    boxes, labels, difficult = np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, bool)
+    mask, flat = None, 0
     try:
-        picture = open_rgb(entry.image)
+        if detects:
+            boxes, labels, difficult, annotated = _read_boxes(entry.annotation, classes)
+        else:
+            values = _read_mask(entry.annotation, len(classes))
+            annotated = values.shape[::-1]
+        blamed = entry.image
+        picture = _open_as_annotated(entry.image, annotated)
         width, height = picture.size
         shrink = min(1.0, side / max(height, width))
         size = max(1, round(width * shrink)), max(1, round(height * shrink))
-        blamed = entry.annotation
-        boxes, labels, difficult = np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0, bool)
-        mask, flat = None, 0
         if detects:
-            boxes, labels, difficult = _read_boxes(entry.annotation, classes, width, height)
+            boxes = np.clip(boxes, 0, np.asarray([width, height] * 2, np.float32))
             boxes = boxes * np.asarray([size[0] / width, size[1] / height] * 2, np.float32)
             fine = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
             flat = int((~fine).sum())
             boxes, labels, difficult = boxes[fine], labels[fine], difficult[fine]
         else:
-            values = _read_mask(entry.annotation, len(classes))
-            if values.shape != (height, width):
+            blamed = entry.annotation
+            if annotated != picture.size:
                 raise UnreadableError(f"a mask of {values.shape[1]} x {values.shape[0]} for {width} x {height} pixels")
             mask = np.array(Image.fromarray(values).resize(size, Image.Resampling.NEAREST))
     except UnreadableError as error:
@@ -165,12 +170,25 @@ def _read(entry: Entry, classes: Sequence[str], side: int, detects: bool) -> tup
     return Scene(pixels, boxes, labels, difficult, mask), flat
 
 
+def _open_as_annotated(path: Path, size: tuple[int, int] | None) -> Image.Image:
+    """Turned as the EXIF orientation says, unless the annotation is of the image as it is stored: tools do either."""
+    picture = open_rgb(path)
+    if size is not None and picture.size != size:
+        stored = open_rgb(path, turned=False)
+        return stored if stored.size == size else picture
+    return picture
+
+
 def _read_boxes(
-    path: Path, classes: Sequence[str], width: int, height: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Boxes, labels from 1, and which of them are difficult. VOC counts pixels from 1, and the last one belongs."""
+    path: Path, classes: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int] | None]:
+    """Boxes, labels from 1, which of them are difficult, and the size of the image, if the file tells.
+
+    VOC counts pixels from 1, and the last one belongs.
+    """
     try:
-        objects = ElementTree.parse(path).getroot().findall("object")
+        root = ElementTree.parse(path).getroot()
+        objects = root.findall("object")
         names = [str(item.findtext("name")).strip() for item in objects]
         difficult = [int(item.findtext("difficult") or 0) != 0 for item in objects]
         corners = [
@@ -182,9 +200,10 @@ def _read_boxes(
         if name not in classes:
             raise UserError(f"{path}: unknown class '{name}': {nearest(name, classes)}; data.classes=[...] names them")
     boxes = np.asarray(corners, np.float32).reshape(-1, 4) - np.asarray([1, 1, 0, 0], np.float32)
-    limits = np.asarray([width, height, width, height], np.float32)
     labels = np.asarray([classes.index(name) + 1 for name in names], np.int64)
-    return np.clip(boxes, 0, limits), labels, np.asarray(difficult, bool)
+    size = [str(root.findtext(f"size/{key}")) for key in ("width", "height")]
+    annotated = (int(size[0]), int(size[1])) if all(word.isdecimal() for word in size) else None
+    return boxes, labels, np.asarray(difficult, bool), annotated
 
 
 def _read_mask(path: Path, classes: int) -> np.ndarray:
