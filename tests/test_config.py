@@ -212,3 +212,18 @@ def test_an_optimizer_that_sound_would_not_use_is_refused():
     with pytest.raises(UserError, match=r"optimizer.probe_rate: sound is always trained with Adam"):
         load("audio/cpc", ["optimizer.probe_rate=1"])
     assert load("audio/cpc", ["optimizer.rate=0.002"]).optimizer.rate == 0.002
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "shapes"),
+        (["data.source=cifar10", "data.root=data"], "cifar10"),
+        (["data.source=arrays", "data.root=data/cifar10"], "cifar10"),
+        (["data.source=folder", "data.root=photos/"], "photos"),
+        (["data.source=folder", "data.root=."], "folder"),
+        (["data.source=shards", "data.root=http://host/flowers"], "flowers"),
+    ],
+)
+def test_images_in_files_are_called_by_their_folder(words, name):
+    assert load("default", words).data.name == name

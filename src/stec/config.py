@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from stec.checking import wanted
 from stec.errors import UserError, nearest
-from stec.limits import CHOICES, DRAWN, NOT_OF_SOUND, PATHS, SOUND, check_values
+from stec.limits import CHOICES, DRAWN, NOT_OF_SOUND, PATHS, SOUND, STORED, check_values
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,12 @@ class DataConfig:
     limit: int | None = None  # at most so many images to train on, always the same ones of a source; all if none
     train_images: int = 3000  # shapes only: how many are drawn
     test_images: int = 1000  # shapes only
+
+    @property
+    def name(self) -> str:
+        """What these images are called: those in files of one's own by their folder."""
+        folder = Path(self.root or "").name if self.source in STORED else ""
+        return folder or self.source
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # Methods that learn from sound; all others learn from images.
 SOUND = ("cpc", "stec-cpc", "stec-cpc-actions")
+STORED = ("arrays", "folder", "shards")  # sources that hold any images
 LOGGERS = ("none", "tensorboard", "wandb")
 CHOICES = {
     "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet", "shards", "utterances"),

@@ -90,7 +90,7 @@ def pretrain(config: Config, folder: RunFolder, reporter: Reporter, resume: bool
     fabric = make_fabric(config)
     start_compilers(config.compile, fabric.device)
     with working(fabric, folder, reporter) as reporter:
-        about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.source}, seed {config.seed}"
+        about = f"{config.method}, {config.encoder}, {config.epochs} epochs of {config.data.name}, seed {config.seed}"
         reporter.note(f"{about} -> {folder.path}")
         return learn(config, fabric, folder, reporter, resume)
 

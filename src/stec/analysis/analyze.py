@@ -27,7 +27,7 @@ def analyze(path: Path, images: int = 1000, seed: int = 0) -> dict[str, Any]:
     folder = path / FOLDER
     folder.mkdir(exist_ok=True)
     config = run.config
-    draw_figures(found, f"{config.method}, {config.data.source}, seed {config.seed}", folder)
+    draw_figures(found, f"{config.method}, {config.data.name}, seed {config.seed}", folder)
     n = len(sample.index)
     record = {
         "method": config.method,

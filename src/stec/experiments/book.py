@@ -11,6 +11,7 @@ from typing import Any, get_origin, get_type_hints
 from stec.config import Config, load, recipe_names
 from stec.errors import UserError
 from stec.experiments.settings import Settings, differences, hash_of, settings_of
+from stec.limits import STORED
 from stec.locking import locked
 from stec.run import FINE_TUNING, SUMMARY, RunFolder, replacing
 from stec.transfer.config import TransferConfig, load_run, load_transfer
@@ -22,7 +23,6 @@ CURVES = (
     "turn", "turn_accuracy", "probe_accuracy",
 )  # fmt: skip
 NEEDED = ("commit", "device", "data_fingerprint")  # in every summary: what a number rests on
-STORED = ("arrays", "folder", "shards")  # sources that hold any images
 
 
 @dataclass(frozen=True)

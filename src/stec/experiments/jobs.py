@@ -11,10 +11,11 @@ from stec.compiling import forget_earlier_runs
 from stec.config import Config, load
 from stec.data import SOURCES
 from stec.errors import UserError, nearest
-from stec.experiments.book import STORED, Book, Run, read_run
+from stec.experiments.book import Book, Run, read_run
 from stec.experiments.cost import TRAINING_IMAGES
 from stec.experiments.experiment import Cell, Experiment
 from stec.experiments.settings import NEUTRAL, differences, hash_of, settings_of
+from stec.limits import STORED
 from stec.locking import locked
 from stec.reporter import Reporter
 from stec.run import CHECKPOINT, PREVIOUS, SUMMARY, RunFolder

@@ -99,11 +99,11 @@ def describe(runs: list[Material]) -> str:
     configs = [run.config for run in runs]
     if len(runs) > 1:
         methods, sources = (
-            sorted(set(words)) for words in zip(*((c.method, c.data.source) for c in configs), strict=True)
+            sorted(set(words)) for words in zip(*((c.method, c.data.name) for c in configs), strict=True)
         )
         return f"{', '.join(methods)} on {', '.join(sources)}."
     c = configs[0]
-    about = f"{c.method}: {(METHODS | SOUNDS)[c.method].about}. {c.encoder}, {c.epochs:,} epochs of {c.data.source}"
+    about = f"{c.method}: {(METHODS | SOUNDS)[c.method].about}. {c.encoder}, {c.epochs:,} epochs of {c.data.name}"
     return f"{about} in batches of {c.batch_size:,}, seed {c.seed}."
 
 
