@@ -316,6 +316,18 @@ def test_names_of_many_rows_stand_beside_each_other(book):
         assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
+@pytest.mark.parametrize(("seeds", "beside"), [(1, 0.0), (2, figures.BESIDE)])
+def test_a_sweep_joins_its_single_runs_or_the_means_beside_several(seeds, beside, book):
+    """K, of which one value has been run alone, has no panel."""
+    experiment = load_experiment("figure3b")
+    swept = [cell for cell in experiment.cells if cell.column == "lambda"][:4]
+    for cell in swept:
+        book.runs |= {(cell.hash, seed): made_up(cell, seed, linear_online=60 + seed) for seed in range(seeds)}
+    measured = measure(experiment, book)
+    (panel,) = figures._sweep(measured, measured.groups).axes
+    assert panel.lines[0].get_xdata().tolist() == [x + beside for x in range(len(swept))]
+
+
 def test_learning_curves_of_more_rows_than_colours_are_all_drawn(tmp_path, book):
     path = tmp_path / "many.yaml"
     cells = "".join(f"  - {{row: row {i}, recipe: default, overrides: lambda_manip={i}}}\n" for i in range(1, 8))

@@ -136,12 +136,14 @@ def _best(measured: Measured, groups: Sequence[Group]) -> Any:
 
 
 def _sweep(measured: Measured, groups: Sequence[Group]) -> Any:
-    """Figure 3B: a panel for every quantity that is varied."""
+    """Figure 3B: a panel for every quantity of which more than one value has been run."""
+    groups = [group for group in groups if len(_lines(group)) > 1] or groups
     figure, panels = _panels(len(groups), columns=2, width=3.6, height=2.9)
     for panel, group in zip(panels, groups, strict=True):
         metric, lines = group.metrics[0], _lines(group)
         means = [line.measured[metric].mean for line in lines]
-        panel.plot([x + BESIDE for x in range(len(lines))], means, color=COLOURS[0], linewidth=1)
+        places = [x + BESIDE * (line.n(metric) > 1) for x, line in enumerate(lines)]
+        panel.plot(places, means, color=COLOURS[0], linewidth=1)
         for x, line in enumerate(lines):
             _spread(panel, x, line, metric, COLOURS[0])
         panel.set_xticks(range(len(lines)), [line.row.replace(" ", "\n") for line in lines])
