@@ -55,6 +55,14 @@ def test_the_committed_page_is_what_the_book_gives(tmp_path):
     assert len(re.findall("<!-- figure: ", page.read_text())) >= 3
 
 
+def test_the_committed_readme_is_what_the_book_gives(tmp_path):
+    """`stec results write README.md` was, too."""
+    page = tmp_path / "README.md"
+    page.write_text((RESULTS.parent / "README.md").read_text())
+    assert write_page(page, Book(RESULTS / "runs.jsonl")) is False
+    assert "<!-- experiment: " in page.read_text()
+
+
 def test_only_what_is_between_markers_is_written(tmp_path, book):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- experiment: shapes-stec -->\nold\n<!-- end -->\nafter\n")
