@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import stec
 from stec import UserError
 from stec.config import TurnConfig, load
-from stec.turn import Turn, every_turn
+from stec.turn import Turn, show_turned
 from stec.views import Views
 
 DIM = 6
@@ -27,21 +27,46 @@ def images(n: int = 5, side: int = 40) -> Tensor:
 
 def test_every_turn_of_a_drawn_square_by_hand() -> None:
     square = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
-    assert every_turn(square).flatten(1).tolist() == [[1, 2, 3, 4], [2, 4, 1, 3], [4, 3, 2, 1], [3, 1, 4, 2]]
+    turned = show_turned(square)
+    assert turned.images.flatten(1).tolist() == [[1, 2, 3, 4], [2, 4, 1, 3], [4, 3, 2, 1], [3, 1, 4, 2]]
+    assert turned.turns.tolist() == [0, 1, 2, 3]
 
 
 def test_turns_come_one_after_the_other_for_all_images() -> None:
     x = torch.rand(3, 3, 8, 8)
-    turned = every_turn(x)
-    assert turned.shape == (12, 3, 8, 8)
+    images, turns = show_turned(x)
+    assert images.shape == (12, 3, 8, 8)
     for quarters in range(4):
         for i in range(3):
-            assert torch.equal(turned[3 * quarters + i], torch.rot90(x[i], quarters, (1, 2)))
+            assert turns[3 * quarters + i] == quarters
+            assert torch.equal(images[3 * quarters + i], torch.rot90(x[i], quarters, (1, 2)))
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (1, {(0, 0), (1, 1), (2, 2), (3, 3), (4, 0), (5, 1)}),
+        (2, {(0, 0), (0, 2), (1, 1), (1, 3), (2, 0), (2, 2), (3, 1), (3, 3), (4, 0), (4, 2), (5, 1), (5, 3)}),
+    ],
+)
+def test_fewer_turns_are_shared_out_by_the_place_in_the_batch(number: int, expected: set, first: int) -> None:
+    """Pairs of places and quarters, by hand. A process whose images begin at `first` shows them as one that has all."""
+    x = torch.rand(6, 3, 4, 4)
+    images, turns = show_turned(x[first:], number, first)
+    found = [
+        (place, quarters)
+        for image, quarters in zip(images, turns.tolist(), strict=True)
+        for place in range(6)
+        if torch.equal(image, x[place].rot90(quarters, (1, 2)))
+    ]
+    assert len(found) == len(set(found))
+    assert set(found) == {(place, quarters) for place, quarters in expected if place >= first}
 
 
 def test_views_make_small_turned_views_when_asked() -> None:
     assert Views(size=32)(images()).turned is None
-    turned = Views(size=32, turn=True)(images()).turned
+    turned = Views(size=32, turn=True)(images()).turned.images
     assert turned.shape == (20, 3, 16, 16)
     assert 0 <= turned.min() < turned.max() <= 1
     upright = turned[:5]
@@ -56,7 +81,7 @@ def test_small_views_are_views_of_half_the_side() -> None:
     views.sample(torch.full((10, 2), 40.0))  # the two views come first
     expected = half.render(source, half.sample(torch.full((5, 2), 40.0)))
     torch.manual_seed(1)
-    assert torch.equal(views(source).turned[:5], expected)
+    assert torch.equal(views(source).turned.images[:5], expected)
 
 
 def test_the_two_views_are_the_same_with_and_without_the_third() -> None:
@@ -72,10 +97,10 @@ def test_channels_last_changes_the_layout_alone() -> None:
     for turn in (False, True):
         batch = Views(turn=turn)(images())
         laid = batch.channels_last()
-        for before, after in ((batch.images, laid.images), (batch.turned, laid.turned)):
-            if before is not None:
-                assert torch.equal(before, after)
-                assert after.is_contiguous(memory_format=torch.channels_last)
+        pairs = [(batch.images, laid.images), *([(batch.turned.images, laid.turned.images)] if turn else [])]
+        for before, after in pairs:
+            assert torch.equal(before, after)
+            assert after.is_contiguous(memory_format=torch.channels_last)
         assert (laid.turned is None) == (not turn)
         assert torch.equal(laid.first, batch.first)
         assert torch.equal(laid.second, batch.second)
@@ -87,6 +112,7 @@ def test_channels_last_changes_the_layout_alone() -> None:
 def test_loss_and_accuracy_equal_a_loop() -> None:
     torch.manual_seed(0)
     model, features, n = Turn(DIM, TurnConfig(hidden=8)), torch.randn(28, DIM), 7
+    turns = torch.arange(4).repeat_interleave(n)
     logits = model.predictor(features).tolist()
     losses, right = [], []
     for turn in range(4):
@@ -94,7 +120,7 @@ def test_loss_and_accuracy_equal_a_loop() -> None:
             scores = logits[turn * n + i]
             losses.append(math.log(sum(math.exp(score) for score in scores)) - scores[turn])
             right.append(scores.index(max(scores)) == turn)
-    output = model(features)
+    output = model(features, turns)
     assert output.loss.item() == pytest.approx(sum(losses) / 28, rel=1e-5)
     assert output.accuracy.item() == pytest.approx(sum(right) / 28)
     assert output.loss.requires_grad
@@ -105,12 +131,13 @@ def test_an_oracle_is_always_right() -> None:
     """It sees a picture that is bright in one corner, and nothing else."""
     corner = torch.zeros(6, 1, 4, 4)
     corner[:, :, 0, 0] = 1
-    seen = every_turn(corner)[:, 0, [0, 3, 3, 0], [0, 0, 3, 3]]  # counterclockwise from the top left
+    turned, turns = show_turned(corner)
+    seen = turned[:, 0, [0, 3, 3, 0], [0, 0, 3, 3]]  # counterclockwise from the top left
     model = Turn(4, TurnConfig(hidden=4))
     model.predictor = nn.Identity()
-    assert model(100 * seen).accuracy.item() == 1
-    assert model(100 * seen).loss.item() < 1e-6
-    assert model(-100 * seen).accuracy.item() == 0
+    assert model(100 * seen, turns).accuracy.item() == 1
+    assert model(100 * seen, turns).loss.item() < 1e-6
+    assert model(-100 * seen, turns).accuracy.item() == 0
 
 
 def test_the_perceptron_has_two_hidden_layers() -> None:
@@ -130,7 +157,7 @@ def test_total_is_the_sum_of_all_three() -> None:
     method = build("stec", lambda_manip=0.5, lambda_turn=0.3).eval()
     batch = Views(turn=True)(images(8))
     losses = method(batch)
-    turn = method.turn(method.encoder(batch.turned))
+    turn = method.turn(method.encoder(batch.turned.images), batch.turned.turns)
     assert losses.turn.item() == pytest.approx(turn.loss.item(), rel=1e-6)
     assert torch.equal(losses.turn_accuracy, turn.accuracy)
     expected = losses.identity + 0.5 * losses.manipulation + 0.3 * losses.turn
@@ -161,6 +188,8 @@ def test_a_batch_without_small_views_is_refused() -> None:
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(UserError, match=r"lambda_turn=-1.*: must be at least 0"):
         build("e-simclr", lambda_turn=-1)
+    with pytest.raises(UserError, match=r"views\.turns=3: choose from 4, 2, 1"):
+        Views(turns=3)
     with pytest.raises(UserError, match=r"turn\.hidden=0: must be at least 1"):
         load("default", ["turn.hidden=0"])
     with pytest.raises(UserError, match="unknown setting 'hiden': did you mean 'hidden'"):

@@ -66,6 +66,7 @@ class ViewsConfig:
     small: int = 0  # further, small views of each image (multi-crop)
     small_size: int = 16  # side of a small view in pixels
     small_area: tuple[float, float] = (0.08, 0.25)  # of its crop
+    turns: int = 4  # of methods that infer turns: in how many of the four each image's third view is shown; 4, 2 or 1
 
 
 @dataclass(frozen=True)

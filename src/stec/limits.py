@@ -18,6 +18,7 @@ LOGGERS = ("none", "tensorboard", "wandb")
 CHOICES = {
     "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet", "shards", "utterances"),
     "data.resident": ("auto", "always", "never"),
+    "views.turns": ("4", "2", "1"),
     "identity.predictor_rate": ("falling", "constant"),
     "manipulation.readout": ("classification", "regression"),
     "manipulation.bins": ("uniform", "quantile"),

@@ -124,7 +124,7 @@ class Method(nn.Module):
         if self.turn is not None:
             if batch.turned is None:
                 raise UserError("the turn model needs a small third view: make the batch with Views(turn=True)")
-            turn_loss, turn_accuracy = self.turn(_in_passing(self.encoder, batch.turned))
+            turn_loss, turn_accuracy = self.turn(_in_passing(self.encoder, batch.turned.images), batch.turned.turns)
             total = total + self.lambda_turn * turn_loss
         embeddings = features if identity.embeddings is None else identity.embeddings
         return Losses(

@@ -18,7 +18,7 @@ from stec.actions import EfferenceCopy, Glimpse
 from stec.config import Config, ViewsConfig
 from stec.errors import UserError
 from stec.limits import check_values
-from stec.turn import every_turn
+from stec.turn import Turned, show_turned
 
 CPU_PIXELS = 192 * 32 * 32  # that a CPU works on at a time: more would leave its cache, and have memory given back
 TRIES = 10  # to find a crop that fits, as in torchvision
@@ -37,13 +37,13 @@ class ViewBatch(NamedTuple):
 
     images: Tensor  # (2B, 3, S, S) in [0, 1]: all first views, then all second ones
     copy: EfferenceCopy
-    turned: Tensor | None = None  # (4B, 3, S/2, S/2) a third, small view in all four turns; see `stec.turn.every_turn`
+    turned: Turned | None = None  # a third view of half the side, in all four turns or some of them
     small: SmallViews | None = None
 
     def channels_last(self) -> ViewBatch:
         """The same, in the memory layout that convolutions on a GPU prefer."""
         images = self.images.contiguous(memory_format=torch.channels_last)
-        turned = None if self.turned is None else self.turned.contiguous(memory_format=torch.channels_last)
+        turned = None if self.turned is None else self.turned.channels_last()
         small = self.small
         if small is not None:
             small = SmallViews(small.images.contiguous(memory_format=torch.channels_last), small.glimpse)
@@ -95,7 +95,8 @@ class Views(nn.Module):
         small: how many small views to make besides (`ViewBatch.small`), drawn like the others but for size and area.
         small_size: side of a small view in pixels.
         small_area: range of its crop's area.
-        turn: also make a third view of half the side, drawn like the others, in all four turns (`ViewBatch.turned`).
+        turns: in how many of the four turns the third view of an image is shown: 4, 2 or 1.
+        turn: also make a third view of half the side, drawn like the others, and turn it (`ViewBatch.turned`).
 
     Examples:
         >>> views = Views(size=32)
@@ -119,12 +120,13 @@ class Views(nn.Module):
         small: int = 0,
         small_size: int = 16,
         small_area: tuple[float, float] = (0.08, 0.25),
+        turns: int = 4,
         turn: bool = False,
     ) -> None:
         super().__init__()
         given = ViewsConfig(
             area=area, aspect=aspect, mirror=mirror, jitter=jitter, jitter_probability=jitter_probability, grey=grey,
-            blur=blur, solarize=solarize, test_crop=test_crop, small=small, small_area=small_area,
+            blur=blur, solarize=solarize, test_crop=test_crop, small=small, small_area=small_area, turns=turns,
         )  # fmt: skip
         check_values(Config(views=given))
         self.size, self.area, self.aspect, self.mirror = size, area, aspect, mirror
@@ -135,6 +137,7 @@ class Views(nn.Module):
         self.small = small
         shared = (aspect, mirror, jitter, jitter_probability, grey, blur, solarize)
         self.small_views = Views(small_size, small_area, *shared) if small else None
+        self.turns = turns
         self.third_view = Views(size // 2, area, *shared) if turn else None
         self._share: tuple[int, int, int] | None = None
 
@@ -176,7 +179,8 @@ class Views(nn.Module):
         # Drawn last: the two views are the same whether or not there are more.
         turned = small = None
         if self.third_view is not None:
-            turned = every_turn(self.third_view.render(images, self.third_view.sample(sizes)))
+            first = self._share[0] if self._share else 0
+            turned = show_turned(self.third_view.render(images, self.third_view.sample(sizes)), self.turns, first)
         if self.small_views is not None:
             glimpse = self.small_views.sample(sizes.repeat(self.small, 1))
             small = SmallViews(self.small_views.render(images.repeat(self.small, 1, 1, 1), glimpse), glimpse)

@@ -17,7 +17,7 @@ OTHER = {
     "compile": "never", "baselines": "true", "optimizer.momentum": "0.8", "identity.ema": "0.5", "lambda_turn": "0.3",
     "views.test_crop": "0.875", "views.small_area": "[0.1,0.3]", "audio.negatives": "other", "audio.pieces": "frames",
     "audio.bidirectional": "true", "optimizer.name": "adamw", "optimizer.decayed": "all",
-    "optimizer.probe_rate": "0.5",
+    "optimizer.probe_rate": "0.5", "views.turns": "2",
     "identity.predictor_rate": "constant", "audio.alignment": "elsewhere", "strategy": "fsdp",
 }  # fmt: skip
 LEAVES = [key for key in _keys() if not any(other.startswith(f"{key}.") for other in _keys())]

@@ -17,8 +17,9 @@ from stec.experiments.experiment import Cell
 from stec.identity import IDENTITIES
 from stec.identity.interface import TargetIdentity
 from stec.limits import SOUND
-from stec.method import METHODS
+from stec.method import METHODS, turn_weight
 from stec.transfer.config import TransferConfig
+from stec.turn import TURNS
 
 # Images to train on. `shapes` draws as many as it is told.
 TRAINING_IMAGES = {
@@ -33,14 +34,14 @@ class Kind(NamedTuple):
     size: int
     batch_size: int
     target: bool  # a second encoder sees every view
-    turn: bool  # the encoder sees four turned views of half the side, too
-    small: float  # and small views that together have so many times the pixels of a view
+    turned: float  # it sees turned views, too, that together have so many times the pixels of a view,
+    small: float  # and so small ones
     precision: str
 
     @property
     def work(self) -> float:
         """For every image, in forward passes of a view; a backward pass counts as two, and a target has none."""
-        return 3 * (2 + self.turn + self.small) + 2 * self.target
+        return 3 * (2 + self.turned + self.small) + 2 * self.target
 
 
 class Speed(NamedTuple):
@@ -67,16 +68,16 @@ def measured_speeds(book: Book) -> dict[Kind, list[Speed]]:
             small = s["views.small"] * (s["views.small_size"] / s["views.size"]) ** 2 if s.get("views.small") else 0.0
             kind = Kind(
                 s["encoder"], s["views.size"], s["batch_size"], _has_target(s["method"]),
-                bool(s.get("lambda_turn")), small, s["precision"],
+                _turned(s.get("lambda_turn"), s.get("views.turns", TURNS)), small, s["precision"],
             )  # fmt: skip
             speeds.setdefault(kind, []).append(Speed(run.summary["device"], rate))
     for bench in _benchmarks(book.path.parent / "speed"):
         if bench["method"] in SOUND:
             continue
-        turn = METHODS[bench["method"]].turn > 0
+        turned = _turned(METHODS[bench["method"]].turn, TURNS)
         for row in bench["rows"]:
             kind = Kind(
-                bench["encoder"], bench["size"], row["batch_size"], _has_target(bench["method"]), turn, 0.0, "auto"
+                bench["encoder"], bench["size"], row["batch_size"], _has_target(bench["method"]), turned, 0.0, "auto"
             )
             speeds.setdefault(kind, []).append(Speed(bench["device"], row["end_to_end"]))
     return speeds
@@ -125,12 +126,17 @@ def cost_of_repetition(cell: Cell, book: Book) -> Cost | None:
 
 def kind_of(config: Config) -> Kind:
     """Of a run."""
-    turn = METHODS[config.method].turn if config.lambda_turn is None else config.lambda_turn
     views = config.views
+    turned = _turned(turn_weight(config.method, config.lambda_turn), views.turns)
     small = views.small * (views.small_size / views.size) ** 2
     return Kind(
-        config.encoder, views.size, config.batch_size, _has_target(config.method), bool(turn), small, config.precision
+        config.encoder, views.size, config.batch_size, _has_target(config.method), turned, small, config.precision
     )
+
+
+def _turned(weight: float | None, turns: int) -> float:
+    """Views of half the side have a quarter of the pixels."""
+    return turns / 4 if weight else 0.0
 
 
 def _alike(one: Kind, other: Kind) -> bool:

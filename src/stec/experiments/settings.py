@@ -51,7 +51,7 @@ def settings_of(config: Config | TransferConfig, data: str, start: str = "") -> 
     if not pairing.manipulation:
         unused += ["lambda_manip", "manipulation."]
     if not turn:
-        unused += ["lambda_turn", "turn."]
+        unused += ["lambda_turn", "turn.", "views.turns"]
     return {"data": data, **_without(config, unused)}
 
 

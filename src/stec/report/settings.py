@@ -33,7 +33,7 @@ def _unread(config: Config) -> Iterator[str]:
     else:
         identity = IDENTITIES[pairing_of(config.method).identity].settings
         manipulation = pairing_of(config.method).manipulation
-        yield from () if turn_weight(config.method, config.lambda_turn) > 0 else ("turn.",)
+        yield from () if turn_weight(config.method, config.lambda_turn) > 0 else ("turn.", "views.turns")
         yield from () if config.views.small else ("views.small_",)
     yield from (f"identity.{key}" for key in vars(config.identity) if key not in identity)
     yield from () if manipulation else ("manipulation.", "lambda_manip")
