@@ -18,7 +18,6 @@ LOGGERS = ("none", "tensorboard", "wandb")
 CHOICES = {
     "data.source": ("shapes", "arrays", "folder", "cifar10", "cifar100", "stl10", "imagenet", "shards", "utterances"),
     "data.resident": ("auto", "always", "never"),
-    "views.turns": ("4", "2", "1"),
     "identity.predictor_rate": ("falling", "constant"),
     "manipulation.readout": ("classification", "regression"),
     "manipulation.bins": ("uniform", "quantile"),
@@ -85,6 +84,7 @@ def check_values(config: Config) -> None:
         require(0 < low <= high, f"views.{name}", "needs 0 < low <= high")
     for name in ("area", "small_area"):
         require(value_of(f"views.{name}")[1] <= 1, f"views.{name}", "a crop is at most the whole image (1.0)")
+    require(config.views.turns in (4, 2, 1), "views.turns", "choose from 4, 2, 1")
     u, v = config.views.jitter
     require(0 <= u <= 1 and 0 <= v <= 0.5, "views.jitter", "needs u from 0 to 1 and v from 0 to 0.5")
     require(0 < config.views.test_crop <= 1, "views.test_crop", "must be above 0 and at most 1")
