@@ -216,7 +216,8 @@ def test_e_ssl_with_lambda_0_is_the_identity_model_alone(train, identity) -> Non
     assert {"turn", "turn_accuracy"} <= turning.metrics()[-1].keys()
 
 
-def test_a_run_learns_to_infer_the_turn_beside_the_manipulation(train, tmp_path) -> None:
+@pytest.mark.parametrize("turns", [4, 1])
+def test_a_run_learns_to_infer_the_turn_beside_the_manipulation(train, tmp_path, turns) -> None:
     """Of pictures with a bright sky; the built-in shapes lie any way round and have no turn to infer."""
     rng = np.random.default_rng(0)
     light = np.linspace(220, 40, 32)[None, :, None, None]
@@ -224,7 +225,7 @@ def test_a_run_learns_to_infer_the_turn_beside_the_manipulation(train, tmp_path)
     for split in ("train", "test"):
         np.save(tmp_path / f"{split}.npy", pictures)
     words = ("data.source=arrays", f"data.root={tmp_path}", "method=stec", "lambda_turn=0.8", "epochs=10")
-    folder, _ = train("run", *words)
+    folder, _ = train("run", *words, f"views.turns={turns}")
     first, last = folder.metrics()[0], folder.metrics()[-1]
     assert last["turn"] < 1 < 1.3 < first["turn"]  # log 4 = 1.39 is chance
     assert last["turn_accuracy"] > 0.5
