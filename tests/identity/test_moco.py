@@ -166,6 +166,20 @@ def test_the_queue_stays_until_the_step_is_done_then_takes_the_keys_of_both_view
     assert model.identity.oldest == 2 * PAIRS, "no keys, no change"
 
 
+def test_keys_of_all_batches_whose_gradients_are_accumulated_join_the_queue() -> None:
+    model = Model("moco")
+    keys = []
+    for number in range(3):
+        views = torch.cat(views_of(number))
+        model(views)[0].backward()
+        keys.append(nn.functional.normalize(model.identity.target(views)))
+    with torch.no_grad():
+        model(views)  # a look in between is no batch
+    model.identity.after_step(0.5)
+    torch.testing.assert_close(model.identity.queue[: 3 * 2 * PAIRS], torch.cat(keys))
+    assert model.identity.oldest == 3 * 2 * PAIRS
+
+
 def test_a_saved_queue_continues_bit_for_bit(tmp_path) -> None:
     """40 rows, 12 keys a step: it is saved in the middle and wraps around afterwards."""
     model = Model("moco")

@@ -37,7 +37,7 @@ class MoCo(TargetIdentity):
         self.temperature, self.groups = config.temperature, config.groups
         self.register_buffer("queue", F.normalize(torch.randn(config.queue, config.output), dim=1))
         self.register_buffer("oldest", torch.zeros((), dtype=torch.long))
-        self._waiting: Tensor | None = None  # keys of this step: until the backward pass the queue must stay
+        self._waiting: Tensor | None = None  # keys since the last step: until the backward pass the queue must stay
 
     def forward(self, features: Tensor, batch: ViewBatch) -> IdentityOutput:
         """(2B, D) -> loss and accuracy."""
@@ -48,7 +48,9 @@ class MoCo(TargetIdentity):
         first_keys, second_keys = (half.split(pairs)[processes()[0]] for half in keys.chunk(2))
         forwards = info_nce(first, second_keys, self.queue, self.temperature)
         backwards = info_nce(second, first_keys, self.queue, self.temperature)
-        self._waiting = keys
+        if torch.is_grad_enabled():  # several batches before a step where their gradients are accumulated
+            before = [] if self._waiting is None else [self._waiting]
+            self._waiting = torch.cat([*before, keys])[-len(self.queue) :]
         loss = average(forwards.loss + backwards.loss, len(first))
         accuracy = average((forwards.accuracy + backwards.accuracy) / 2, len(first))
         return IdentityOutput(loss, accuracy, projections, (first_keys, second_keys))
