@@ -495,6 +495,22 @@ def test_all_random_numbers_go_on_where_they_were():
     assert draw() == expected
 
 
+def test_processes_that_draw_numbers_of_their_own_draw_alike_afterwards(monkeypatch):
+    def drawn(process, number, world):
+        monkeypatch.setattr(randomness, "processes", lambda: (process, world))
+        randomness.seed(5)
+        with randomness.of_this_process(torch.device("cpu")):
+            own = torch.rand(number)
+        return own, torch.rand(3)
+
+    (first, after), (second, after_too) = drawn(0, 4, 2), drawn(1, 9, 2)
+    assert torch.equal(after, after_too)
+    assert not torch.equal(first, second[:4])
+    alone = torch.cat(drawn(0, 4, 1))
+    randomness.seed(5)
+    assert torch.equal(alone, torch.rand(7)), "one process goes on as ever"
+
+
 def test_checkpoints_come_by_time_too(tmp_path):
     folder, _ = start(tmp_path / "run", "checkpoint_every=4", "checkpoint_minutes=0")
     assert torch.load(folder.previous, weights_only=True)["step"] == 11

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+
+from stec.processes import processes
 
 
 def mix(*numbers: int) -> int:
@@ -19,6 +23,22 @@ def seed(number: int) -> None:
     random.seed(number)
     np.random.seed(number)
     torch.manual_seed(number)
+
+
+@contextmanager
+def of_this_process(device: torch.device) -> Iterator[None]:
+    """Within, each of several processes draws as many numbers of its own as it needs; after it they draw alike again.
+
+    One process goes on drawing as ever.
+    """
+    rank, world = processes()
+    if world == 1:
+        yield
+        return
+    common = int(torch.randint(2**31, ()))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(mix(common, rank))
+        yield
 
 
 def capture(device: torch.device) -> dict[str, Any]:

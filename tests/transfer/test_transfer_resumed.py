@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -54,6 +55,26 @@ def test_the_same_command_until_it_is_done(begin, tmp_path, task):
     assert lines(again) == lines(whole)
     scores = [json.loads((path / "summary.json").read_text())[SCORES[task]] for path in (whole, again)]
     assert scores[0] == scores[1]
+
+
+@pytest.mark.slow
+def test_two_processes_that_sample_boxes_each_for_itself_go_on_as_they_were(tmp_path):
+    def start(*words):
+        command = [sys.executable, "-m", "stec", "transfer", "detection", *words]
+        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    words = ("none", *WORDS, "devices=2", "epochs=8")
+    assert start(*words, "--out", "whole").wait(200) == 0
+    stopped = start(*words, "--out", "again")
+    metrics = tmp_path / "again" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 8):
+        assert stopped.poll() is None
+        time.sleep(0.02)
+    stopped.terminate()
+    assert stopped.wait(60) == os.EX_TEMPFAIL
+    assert metrics.read_text().count("\n") < 24
+    assert start("--resume", "again").wait(200) == 0
+    assert lines(tmp_path / "again") == lines(tmp_path / "whole")
 
 
 def test_auto_goes_on_with_the_same_words_alone(stec, train, tmp_path):

@@ -17,6 +17,7 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.ops import MultiScaleRoIAlign, roi_align
 
+from stec import randomness
 from stec.processes import average
 from stec.transfer.config import DetectionConfig
 from stec.transfer.trunks import Start, Trunk, last_stage
@@ -145,7 +146,8 @@ class Detector(nn.Module):
 
         Images (B, 3, S, S) in [0, 1], each in the upper left of its canvas.
         """
-        losses = self.losses(images, targets)
+        with randomness.of_this_process(images.device):  # how many boxes are drawn depends on the images
+            losses = self.losses(images, targets)
         names = ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg")
         classes, offsets, objectness, proposals = (average(losses[name], len(images)) for name in names)
         loss = classes + offsets + self.rpn_weight * (objectness + proposals)
