@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_runs import TINY, fitting
 from train_elsewhere import finish, train_and_keep
 
-from stec.launching import launched
+from stec.processes import launched
 from stec.run import RunFolder
 from stec.views import Views
 

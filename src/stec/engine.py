@@ -24,11 +24,11 @@ from stec.errors import Stopped, UserError
 from stec.fabric import Fabric, LightningEnvironment, ModelParallelStrategy
 from stec.faults import explained
 from stec.interruption import Interruption
-from stec.launching import give_time_to_end, launched, meet_again
+from stec.launching import give_time_to_end, meet_again
 from stec.loggers import Logger, check_logger, open_logger
 from stec.networks.synchrony import synchronise_batch_norms
 from stec.partition import cut_optimizer, cut_weights, join, norms, own_part, partition
-from stec.processes import known_shares, shares
+from stec.processes import known_shares, launched, shares
 from stec.replay import Replay
 from stec.reporter import Progress, Reporter
 from stec.run import RunFolder

@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from stec.errors import Stopped, UserError
+from stec.processes import launched
 from stec.reporter import Nobody, Reporter
 from stec.run import RunFolder
 
@@ -23,19 +24,6 @@ FAILED, LEFT = "stec/failed", "stec/left"  # in the store that all processes sha
 LOOK = 0.5  # seconds between looks at it
 PATIENCE = 10.0  # seconds for the others to leave
 LOST = "a process of this run has been lost, and all end; --resume continues the run"
-
-
-def launched() -> tuple[int, int] | None:
-    """Processes on each machine, and machines, where torchrun or SLURM has started them; None where nobody has."""
-    environment = os.environ
-    if dist.is_available() and dist.is_torchelastic_launched():
-        local = int(environment["LOCAL_WORLD_SIZE"])
-        return local, int(environment["WORLD_SIZE"]) // local
-    tasks = int(environment.get("SLURM_NTASKS", 1))
-    if tasks > 1 and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        machines = int(environment.get("SLURM_NNODES", 1))
-        return tasks // machines, machines
-    return None
 
 
 def meet_again(backend: str) -> None:

@@ -10,6 +10,7 @@ is computed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,6 +30,25 @@ def processes() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def launched() -> tuple[int, int] | None:
+    """Processes on each machine, and machines, where torchrun or SLURM has started them; None where nobody has."""
+    environment = os.environ
+    if dist.is_available() and dist.is_torchelastic_launched():
+        local = int(environment["LOCAL_WORLD_SIZE"])
+        return local, int(environment["WORLD_SIZE"]) // local
+    tasks = int(environment.get("SLURM_NTASKS", 1))
+    if tasks > 1 and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        machines = int(environment.get("SLURM_NNODES", 1))
+        return tasks // machines, machines
+    return None
+
+
+def processes_here() -> int:
+    """How many processes of this run share this machine."""
+    local, _ = launched() or (processes()[1], 1)
+    return local
 
 
 def shares(rows: int, world: int) -> tuple[int, ...]:

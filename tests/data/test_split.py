@@ -171,6 +171,14 @@ def test_auto_compares_with_free_memory(monkeypatch):
     assert is_resident("auto", needed, torch.device("cuda"))  # may take half
 
 
+def test_processes_share_the_memory_of_a_machine(monkeypatch):
+    monkeypatch.setattr(residence_module, "free_memory", lambda device: 10**9)
+    for processes, fits in ((1, True), (2, True), (3, False), (8, False)):
+        monkeypatch.setattr(residence_module, "processes_here", lambda processes=processes: processes)
+        assert is_resident("auto", 2 * 10**8, CPU) == fits
+        assert is_resident("auto", 5 * 10**8, torch.device("cuda")), "a GPU has a process of its own"
+
+
 def test_always_needs_the_room(monkeypatch):
     monkeypatch.setattr(residence_module, "free_memory", lambda device: 10**9)
     with pytest.raises(UserError, match=r"the images need 2\.0 GB, cpu has 1\.0 GB free; choose data\.resident=auto"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from stec.errors import UserError, nearest
+from stec.processes import processes_here
 
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 CHOICES = ("auto", "always", "never")
@@ -19,12 +20,17 @@ _SHARE_OF_RAM = 0.4
 
 
 def is_resident(choice: str, needed: int, device: torch.device) -> bool:
-    """Decide for a data set of this many bytes; `auto` leaves a good part of the free memory to training."""
+    """Decide for a data set of this many bytes; `auto` leaves a good part of the free memory to training.
+
+    Main memory is shared by the processes on this machine, each of which keeps all images.
+    """
     if choice not in CHOICES:
         raise UserError(f"data.resident={choice}: {nearest(choice, CHOICES)}")
     if choice == "never":
         return False
     free = free_memory(device)
+    if device.type != "cuda":
+        free //= processes_here()
     if choice == "always" and needed > free:
         raise UserError(
             f"data.resident=always: the images need {needed / 1e9:.1f} GB, "

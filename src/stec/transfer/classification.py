@@ -26,9 +26,9 @@ from stec.errors import UserError, nearest
 from stec.evaluation.features import extract, extract_frozen
 from stec.evaluation.linear import fit_linear
 from stec.fabric import Fabric
-from stec.launching import launched
 from stec.networks.encoders import library_module
 from stec.optim import create_optimizer, scaled_rate, warmup_cosine
+from stec.processes import launched
 from stec.reporter import Reporter
 from stec.run import CONFIG, FINE_TUNING, RunFolder, save_weights
 from stec.views import Views
