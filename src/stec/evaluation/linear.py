@@ -64,10 +64,8 @@ def fit_linear(
         if len(train) < 2:
             raise UserError("linear evaluation needs at least two labelled training images")
         mean, scale = _moments(train)
-        train = (train - mean) / scale
-        test = (test - mean) / scale
-
-        penalty, start = _choose_penalty(train, labels, classes)
+        penalty, start = _choose_penalty(train, labels, classes, mean, scale)
+        train, test = (_standardise(features.clone(), mean, scale) for features in (train, test))
         classifier = _minimise(train, labels, penalty, start)
         predicted = classifier.predict(test)
         correct = predicted == test_labels
@@ -111,13 +109,20 @@ def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
     return mean, torch.where(constant, 1.0, deviation)
 
 
-def _choose_penalty(features: Tensor, labels: Tensor, classes: int) -> tuple[float, _Classifier]:
+def _standardise(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """In place: beside the features of all images there is one copy of them at a time."""
+    return features.sub_(mean).div_(scale)
+
+
+def _choose_penalty(
+    features: Tensor, labels: Tensor, classes: int, mean: Tensor, scale: Tensor
+) -> tuple[float, _Classifier]:
     """The penalty with the best accuracy on held-out rows (ties: lower cross-entropy), and its classifier."""
     # At random, as data sets come sorted or in cycles of classes; on the CPU, to be the same everywhere.
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
     held, kept = order.tensor_split([max(1, len(labels) // 10)])
-    fit_features, fit_labels = features[kept], labels[kept]
-    held_features, held_labels = features[held], labels[held]
+    fit_features, held_features = (_standardise(features[rows], mean, scale) for rows in (kept, held))
+    fit_labels, held_labels = labels[kept], labels[held]
 
     classifier = _Classifier(features.new_zeros(classes, features.shape[1]), features.new_zeros(classes))
     best: tuple[tuple[float, float], float, _Classifier] | None = None
