@@ -109,9 +109,7 @@ def _measure(
     device = fabric.device
     split = _random_split(config, device)
     batch = next(split.batches(torch.arange(config.batch_size), config.batch_size))
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
+    provenance.forget_peak()
     main = _loop(config, fabric, split)
     main.train(batch)
     wait(device)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from stec import provenance
+
 Options = dict[str, str | int | bool | Callable[..., Any]]  # of PyTorch's compiler
 
 TUNED: Options = {"coordinate_descent_tuning": True, "max_autotune_pointwise": True}
@@ -80,4 +82,4 @@ def forget_earlier_runs() -> None:
     torch.compiler.reset()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    provenance.forget_peak()

@@ -31,8 +31,7 @@ from stec.run import RunFolder
 def measure(config: Config, fabric: Fabric, begun: float, seconds: float, profile: bool) -> dict[str, Any]:
     """A row of `stec.bench.bench`, in seconds of sound per second; its clock was started at `begun`."""
     device = fabric.device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    provenance.forget_peak()
     sounds = _noise(config)
     main = _loop(config, fabric, sounds)
     batch = next(main.task.batches(torch.arange(config.batch_size), config.batch_size))
