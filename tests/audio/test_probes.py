@@ -1,5 +1,7 @@
 """Probes of sound: MFCC as another library computes them, labels on their frames, speakers to their utterances."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -53,13 +55,13 @@ def test_neighbours_stand_side_by_side():
 
 
 def _shifted(sounds: Sounds, frames: int) -> Sounds:
-    return Sounds(**{**sounds.__dict__, "phones": np.roll(sounds.phones, frames)})
+    return replace(sounds, phones=np.roll(sounds.phones, frames))
 
 
 def test_labels_lie_on_their_frames(sounds):
     """With labels shifted to either side, the accuracy falls: by more the farther, and for both kinds of features."""
     parts = split(sounds, 0.25)
-    sounds = Sounds(**{**sounds.__dict__, "speakers": ("one",) * len(sounds)})  # no need to learn these, too
+    sounds = replace(sounds, speakers=("one",) * len(sounds))  # no need to learn these, too
     torch.manual_seed(0)
     one_frame = lambda waveforms: [mfcc(each) for each in waveforms]  # noqa: E731
     accuracy = {shift: probe(one_frame, _shifted(sounds, shift), parts, CPU).phones.accuracy for shift in (-2, 0, 2, 6)}
@@ -74,7 +76,7 @@ def test_labels_lie_on_their_frames(sounds):
 def test_frames_without_a_phone_are_left_out(sounds):
     unlabelled = sounds.phones.copy()
     unlabelled[::2] = -1
-    partly = Sounds(**{**sounds.__dict__, "phones": unlabelled})
+    partly = replace(sounds, phones=unlabelled)
     features, phones = labelled_frames(mfcc_features, partly, [0, 1], CPU)
     whole, labels = labelled_frames(mfcc_features, sounds, [0, 1], CPU)
     assert 2 * len(features) in (len(whole) - 1, len(whole), len(whole) + 1)
@@ -138,7 +140,7 @@ def test_the_most_frequent_answer(sounds):
 
 
 def test_phones_of_a_lone_speaker_are_tested_on_unheard_utterances_and_unknown_ones_not_at_all(sounds):
-    alone = Sounds(**{**sounds.__dict__, "speakers": ("she",) * len(sounds)})
+    alone = replace(sounds, speakers=("she",) * len(sounds))
     parts = split(alone, 0.25)
     assert len(parts.phones) == 2
     assert set(parts.phones).isdisjoint(parts.train)
@@ -146,9 +148,9 @@ def test_phones_of_a_lone_speaker_are_tested_on_unheard_utterances_and_unknown_o
     assert has_phones(alone, parts)
     unknown = sounds.phones.copy()
     for index in parts.phones:
-        first, last = sounds.frame_offsets()[index : index + 2]
+        first, last = sounds.frame_offsets[index : index + 2]
         unknown[first:last] = -1
-    partly = Sounds(**{**alone.__dict__, "phones": unknown})
+    partly = replace(alone, phones=unknown)
     assert not has_phones(partly, parts)
     assert probe(mfcc_features, partly, parts, CPU).phones is None
     assert majority(partly, parts)["phones_majority"] is None

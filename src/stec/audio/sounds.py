@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -42,13 +43,14 @@ class Sounds:
         """Of all utterances."""
         return float(self.offsets[-1]) / (100 * FRAME)
 
+    @cached_property
     def frame_offsets(self) -> np.ndarray:
         """As `offsets`, of the labels."""
         return np.concatenate([[0], np.cumsum(self.lengths // FRAME)])
 
     def phones_of(self, index: int) -> Tensor:
         """Labels (F,) of an utterance; -1 where there is none."""
-        first, last = self.frame_offsets()[index : index + 2]
+        first, last = self.frame_offsets[index : index + 2]
         if self.phones is None:
             return torch.full((int(last - first),), UNKNOWN)
         return torch.from_numpy(self.phones[first:last].astype(np.int64))
