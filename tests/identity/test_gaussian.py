@@ -29,8 +29,10 @@ def loop(first: Tensor, second: Tensor) -> Tensor:
 @given(pairs=st.integers(1, 12), dim=st.integers(2, 24), seed=st.integers(0, 10_000))
 @settings(max_examples=40, deadline=None)
 def test_the_loss_equals_the_loop(pairs: int, dim: int, seed: int) -> None:
-    # Where all pairs point the same way, nothing is left of the gradient but how directions round.
-    assert_equal(gaussian, loop, related_views(pairs, dim, seed), rounding=1e-7)
+    views = related_views(pairs, dim, seed)
+    # Where all pairs point the same way, nothing is left of the gradient but how directions round, over the length.
+    shortest = min(float(view.norm(dim=1).min()) for view in views)
+    assert_equal(gaussian, loop, views, rounding=1e-6 / shortest)
 
 
 def test_by_hand() -> None:
