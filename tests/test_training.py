@@ -11,8 +11,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from tiny_runs import TINY, Silent
+from torch.nn.functional import cross_entropy
 
 import stec.engine
+import stec.identity
 import stec.training
 from stec import UserError
 from stec.data import shapes
@@ -241,6 +243,25 @@ def test_the_probe_does_not_touch_the_encoder(train, tmp_path):
     assert summary_without["linear"] is None
     assert "probe_accuracy" in with_probe.metrics()[0]
     assert "probe_accuracy" not in without.metrics()[0]
+
+
+def test_the_probe_learns_both_views_by_the_label_of_their_image(train):
+    config = train.config()
+    method = stec.create("simclr", "resnet-small", 1.0, config.identity, config.manipulation)
+    trainee = stec.training.Trainee(method, classes=10)
+    labels = torch.arange(12) % 10
+    _, metrics, features, _ = trainee(stec.Views(size=32)(shapes.render(12, 32).images), labels)
+    measured = dict(zip(trainee.metrics, metrics.tolist(), strict=True))
+    both = [cross_entropy(half, labels).item() for half in trainee.probe(features).chunk(2)]  # first views, second ones
+    assert measured["probe_loss"] == pytest.approx(sum(both) / 2, rel=1e-5)
+
+
+def test_a_target_is_told_how_far_the_run_is(train, monkeypatch):
+    told = []
+    monkeypatch.setattr(stec.identity.BYOL, "after_step", lambda self, progress: told.append(float(progress)))
+    folder, _ = train("run", "method=byol", "epochs=2", "optimizer.warmup_epochs=0")
+    steps = folder.metrics()[-1]["step"]
+    assert told == pytest.approx([(step + 1) / steps for step in range(steps)])
 
 
 def test_the_probe_may_have_a_rate_of_its_own(train):

@@ -199,6 +199,13 @@ def test_batches_are_mixed_from_many_shards_and_never_the_same():
     assert len(companions[0] & companions[1]) < 20
 
 
+def test_an_epoch_begins_anywhere_in_a_shard():
+    """Else the first images of a shard would always be seen with those of the same others."""
+    first = [int(order_of(fake(1, 1000, 1), epoch, 1)[0]) for epoch in range(50)]
+    assert len(set(first)) > 40
+    assert max(first) > 900
+
+
 # --- damage ---
 
 

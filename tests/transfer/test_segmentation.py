@@ -97,6 +97,17 @@ def test_image_and_mask_are_cut_from_the_same_place():
     assert 1.6 < max(scales) <= 2.001
 
 
+def test_squares_begin_anywhere_in_the_image():
+    images, masks = (part.repeat(16, *[1] * (part.ndim - 1)) for part in places())
+    torch.manual_seed(0)
+    cut, _ = scale_crop_mirror(images, masks, torch.full((len(images), 2), 48.0), (1.0, 1.0), 16)
+    top, left = 255 * cut[:, 0].amin(dim=(1, 2)), 255 * cut[:, 1].amin(dim=(1, 2))
+    for start in (top, left):  # from 0 to 48 - 16
+        assert start.min() < 1
+        assert start.max() > 31
+        assert start.mean() == pytest.approx(16, abs=1)
+
+
 def test_without_scaling_a_square_of_the_images_size_is_the_image():
     images, masks = places(32)
     sizes = torch.full((64, 2), 32.0)
