@@ -135,6 +135,7 @@ class OptimizerConfig:
     decayed: str = "weights"  # what weight_decay shrinks: weights; all: norms and biases, too
     trust: float = 0.001  # lars: steps relative to the weights, by the rate; larc: the most of them; 0 is plain SGD
     probe_rate: float | None = None  # lars, larc: that of the online probe, by plain SGD; null: rate
+    probe_decay: float | None = None  # what shrinks the online probe; null: weight_decay
     warmup_epochs: float = 10
 
 

@@ -35,7 +35,7 @@ CHOICES = {
 ACTIONS = ("egocentric", "paper", "official", "allocentric", "colour")
 SOUND_ACTIONS = ("shift", "speed", "band", "noise", "gain")
 # What Adam does not have, with which sound is always trained.
-SGD = ("optimizer.name", "optimizer.momentum", "optimizer.trust", "optimizer.decayed", "optimizer.probe_rate")
+SGD = tuple(f"optimizer.{key}" for key in ("name", "momentum", "trust", "decayed", "probe_rate", "probe_decay"))
 _ADAM = "sound is always trained with Adam, which has rate and weight_decay"
 _TOLD_APART = "actions on sound are always told apart as one of manipulation.k uniform bins of every component"
 NOT_OF_SOUND = {
@@ -54,7 +54,8 @@ AT_LEAST = {
     "identity.hidden": 1, "identity.output": 1, "identity.alpha": 0, "identity.queue": 1,
     "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
     "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0, "optimizer.momentum": 0,
-    "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.probe_rate": 0, "optimizer.warmup_epochs": 0,
+    "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.probe_rate": 0, "optimizer.probe_decay": 0,
+    "optimizer.warmup_epochs": 0,
     "audio.window": 465, "audio.steps": 1, "audio.pool": 1, "audio.lambda_identity": 0, "audio.speakers": 1,
     "audio.utterances": 1,
 }  # fmt: skip

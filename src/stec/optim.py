@@ -161,12 +161,14 @@ def create_optimizer(
         settings: Its name and constants; not the rate, which has a schedule.
         model: All that is to be trained.
         rate: Learning rate; may be changed before every step. A tensor on a GPU lets a step be recorded.
-        plain: See `parameter_groups`. The settings may have a rate of their own for these.
+        plain: See `parameter_groups`. The settings may have a rate and a decay of their own for these.
         steady: Modules whose rate does not change.
         steady_rate: That rate.
     """
     plain = list(plain)
-    groups = parameter_groups(model, settings.weight_decay, settings.trust, plain, settings.decayed == "all")
+    groups = parameter_groups(
+        model, settings.weight_decay, settings.trust, plain, settings.decayed == "all", settings.probe_decay
+    )
     if settings.probe_rate is not None:
         groups = set_apart(groups, plain, factor=settings.probe_rate / settings.rate)
     groups = set_apart(groups, steady, lr=steady_rate, steady=True)
@@ -184,6 +186,7 @@ def parameter_groups(
     trust: float,
     plain: Iterable[nn.Module] = (),
     decay_all: bool = False,
+    plain_decay: float | None = None,
 ) -> list[dict[str, Any]]:
     """Groups for an optimizer, by the type of the module that owns a parameter, never by its name.
 
@@ -206,6 +209,7 @@ def parameter_groups(
         trust: For the first kind.
         plain: Modules trained by plain SGD, such as the online linear head; inside of `model` or beside it.
         decay_all: Whether weight_decay is for the third kind, too, as `torch.optim.SGD(model.parameters())` has it.
+        plain_decay: For the second kind, in place of weight_decay.
     """
     plain = list(plain)
     in_plain = {id(p) for module in plain for p in module.parameters()}
@@ -221,7 +225,7 @@ def parameter_groups(
             scaled.append(parameter)
     groups: list[dict[str, Any]] = [
         {"params": scaled, "weight_decay": weight_decay, "trust": trust},
-        {"params": decayed, "weight_decay": weight_decay, "trust": 0.0},
+        {"params": decayed, "weight_decay": weight_decay if plain_decay is None else plain_decay, "trust": 0.0},
         {"params": free, "weight_decay": weight_decay if decay_all else 0.0, "trust": 0.0},
     ]
     return [group for group in groups if group["params"]]

@@ -17,7 +17,7 @@ OTHER = {
     "compile": "never", "baselines": "true", "optimizer.momentum": "0.8", "identity.ema": "0.5", "lambda_turn": "0.3",
     "views.test_crop": "0.875", "views.small_area": "[0.1,0.3]", "audio.negatives": "other", "audio.pieces": "frames",
     "audio.bidirectional": "true", "optimizer.name": "adamw", "optimizer.decayed": "all",
-    "optimizer.probe_rate": "0.5", "views.turns": "2",
+    "optimizer.probe_rate": "0.5", "optimizer.probe_decay": "0.5", "views.turns": "2",
     "identity.predictor_rate": "constant", "audio.alignment": "elsewhere", "strategy": "fsdp",
 }  # fmt: skip
 LEAVES = [key for key in _keys() if not any(other.startswith(f"{key}.") for other in _keys())]
@@ -52,6 +52,11 @@ def test_settings_of_models_that_are_not_there_do_not_count():
     plain = hash_with("method=simclr", "lambda_turn=0")
     assert hash_with("method=simclr", "lambda_turn=0", "manipulation.k=9", "lambda_manip=3", "turn.hidden=9") == plain
     assert hash_with("method=simclr", "manipulation.k=9", "turn.hidden=9") != plain
+
+
+def test_a_pool_counts_where_negatives_are_drawn_from_it():
+    assert hash_of_sound("audio.negatives=same", "audio.pool=9") == hash_of_sound("audio.negatives=same")
+    assert hash_of_sound("audio.pool=9") != hash_of_sound()
 
 
 def test_a_method_counts_by_what_it_is():
