@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stec.data.decoding import UnreadableError, decode
+from stec.data.decoding import SPARE, UnreadableError, decode, open_rgb, squash
 
 
 def test_an_image_of_the_size_is_kept_bit_for_bit(tmp_path):
@@ -120,6 +120,26 @@ def test_exif_orientation_is_applied(tmp_path):
     assert (picture.height, picture.width) == (16, 8)
     assert (picture.pixels[:3] == 255).all()
     assert (picture.pixels[5:] == 0).all()
+
+
+@pytest.mark.parametrize(("size", "scale"), [((400, 392), 2), ((1000, 800), 4), ((1600, 1536), 8), ((300, 3000), 1)])
+def test_large_photographs_are_decoded_in_part_and_look_the_same(tmp_path, size, scale):
+    """With 96 pixels wanted, 192 are enough; values are those of the whole, to rounding."""
+    noise = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    photograph = Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    for name, width, height, words in (("flat", *size, {}), ("turned", *size[::-1], {"exif": exif})):
+        photograph.save(tmp_path / f"{name}.jpg", quality=92, **words)
+        picture = decode(tmp_path / f"{name}.jpg", 96)
+        assert (picture.width, picture.height) == (width, height)
+        whole = squash(open_rgb(tmp_path / f"{name}.jpg"), 96)
+        difference = np.abs(picture.pixels.astype(int) - whole.pixels)
+        assert difference.max() <= 3
+        assert (difference.max() > 0) == (scale > 1)
+    with Image.open(tmp_path / "flat.jpg") as file:
+        file.draft(None, (SPARE * 96, SPARE * 96))
+        assert file.size == (size[0] // scale, size[1] // scale)
 
 
 def test_broken_exif_does_not_lose_the_image(tmp_path):

@@ -9,6 +9,8 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
+SPARE = 2  # pixels that are left for every one that is needed, along either side, where a file is not decoded whole
+
 
 class Picture(NamedTuple):
     """An image squashed to S x S, and its size before that."""
@@ -23,19 +25,35 @@ class UnreadableError(Exception):
 
 
 def decode(path: str | Path | BinaryIO, size: int) -> Picture:
-    """Read an image file, squashed to size x size."""
-    return squash(open_rgb(path), size)
+    """Read an image file, squashed to size x size.
+
+    A JPEG is decoded at a half, quarter or eighth of its size where that leaves `SPARE` times as many pixels as are
+    needed: photographs are read several times as fast, with values that differ by rounding.
+    """
+    image, width, height = _open(path, turned=True, side=SPARE * size)
+    return Picture(squash(image, size).pixels, height, width)
 
 
 def open_rgb(path: str | Path | BinaryIO, turned: bool = True) -> Image.Image:
     """Read an image file: first frame, RGB, turned as its EXIF orientation says or as it is stored."""
+    return _open(path, turned)[0]
+
+
+def _open(path: str | Path | BinaryIO, turned: bool, side: int | None = None) -> tuple[Image.Image, int, int]:
+    """The image, of which no side needs to be longer than that, and its true width and height."""
     try:
         with Image.open(path) as picture:
+            width, height = picture.size
+            if side is not None:
+                picture.draft(None, (side, side))
             picture.load()
+            stored = picture.size
             with suppress(Exception):  # a broken EXIF block is no reason to lose the image
                 if turned:
                     ImageOps.exif_transpose(picture, in_place=True)
-            return to_rgb(picture)
+            if picture.size != stored:
+                width, height = height, width
+            return to_rgb(picture), width, height
     except Exception as error:  # a broken file raises nearly anything: OSError, SyntaxError, struct.error
         raise UnreadableError(f"{type(error).__name__}: {error}") from None
 
