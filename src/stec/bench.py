@@ -96,9 +96,7 @@ def bench(
         "unit": "seconds of sound" if sound else "views",
         "precision": str(fabric._precision.precision),
         "compile": config.compile,
-        "device": provenance.hardware(fabric.device),
-        "commit": provenance.commit(),
-        **provenance.versions(),
+        **provenance.origin(fabric.device),
         "rows": rows,
     }
 

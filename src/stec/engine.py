@@ -40,6 +40,7 @@ TELL = 10.0  # seconds of silence after which a CPU tells of steps that are no l
 def make_fabric(config: Settings) -> Fabric:
     """Device, precision and processes as the config asks for."""
     check_logger(config.logger)
+    provenance.commit()  # asked before anything takes long
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda: no CUDA device is available here; use device=cpu or device=auto")
     cuda = config.device != "cpu" and torch.cuda.is_available()
@@ -99,6 +100,7 @@ class Loop:
         self.seconds = 0.0  # spent training, over all resumptions
         self.unfetched = 0.0  # the same, for the pending metrics of a run that is resumed
         self.peak = 0  # bytes of memory, by all resumptions
+        self.origins = [provenance.origin(fabric.device)]  # hardware, commit and versions, of all resumptions
         self.pending: list[Tensor] = []  # metrics not yet fetched from the device
         self.shown: tuple[Tensor, ...] = ()  # by the last step
         self.random: dict[str, Any] | None = None  # state to go on from in the middle of an epoch
@@ -270,11 +272,9 @@ class Loop:
             speed: round(median(speeds)) if speeds else None,  # so that compilation does not count
             "seconds": round(self.seconds, 1),
             "peak_memory_bytes": self._peak(),
-            "device": provenance.hardware(self.fabric.device),
             "processes": self.fabric.world_size,
             "data_fingerprint": self.task.fingerprint,
-            "commit": provenance.commit(),
-            **provenance.versions(),
+            **provenance.in_turn(self.origins),
         }
 
     def _peak(self) -> int:
@@ -312,6 +312,7 @@ class Loop:
             "seconds": self.seconds,
             "unfetched": time.perf_counter() - self.since,
             "peak_memory_bytes": self._peak(),
+            "origins": self.origins,
             "pending": torch.stack(self.pending) if self.pending else None,
             "random": randomness.capture(self.fabric.device),  # the same in all processes
             "data_fingerprint": self.task.fingerprint,
@@ -379,7 +380,8 @@ class Loop:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate  # loading has put another tensor in its place
         self.step, self.seconds, self.unfetched = int(state["step"]), state["seconds"], state["unfetched"]
-        self.peak = state.get("peak_memory_bytes", 0)  # which older ones lack
+        self.peak = state.get("peak_memory_bytes", 0)  # which older ones lack, as they do the next
+        self.origins = [*state.get("origins", []), *self.origins]
         if state["pending"] is not None:
             self.pending = list(state["pending"].to(self.fabric.device))
         if self.step % self.steps_per_epoch:

@@ -78,9 +78,7 @@ def probe(
         "train_images": len(train[0]),
         "test_images": len(test[0]),
         "skipped_images": len(dataset.skipped),
-        "device": provenance.hardware(device),
-        "commit": provenance.commit(),
-        **provenance.versions(),
+        **provenance.origin(device),
     }
 
 

@@ -8,7 +8,9 @@ import re
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -17,10 +19,22 @@ import torchvision
 import stec
 
 
-def commit() -> str:
-    """The commit of the source that runs, with `+changes` if it was edited since.
+def origin(device: torch.device) -> dict[str, str]:
+    """Where the results of this process come from."""
+    return {"device": hardware(device), "commit": commit(), **versions()}
 
-    Where the source is a copy without git, as in a container, $STEC_COMMIT may name it; failing that, the version.
+
+def in_turn(origins: Sequence[dict[str, str]]) -> dict[str, str]:
+    """The same of a run that several processes made, one continuing the other: every value, where they differ."""
+    return {key: " then ".join(dict.fromkeys(each[key] for each in origins)) for key in origins[-1]}
+
+
+@cache
+def commit() -> str:
+    """The commit of the source, with `+changes` if it was edited since: as this process found it when it first asked.
+
+    So it is to be asked early, as what has been read is what runs, whatever becomes of the files. Where the source is a
+    copy without git, as in a container, $STEC_COMMIT may name it; failing that, the version.
     """
 
     folder = Path(__file__).parent
@@ -49,7 +63,7 @@ def versions() -> dict[str, str]:
     return {
         "stec": stec.__version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # no plain text, which alone a checkpoint may hold
         "torchvision": torchvision.__version__,
     }
 

@@ -109,9 +109,7 @@ def classify(
         "test_images": len(test[0]),
         "skipped_images": len(dataset.skipped),
         "seed": config.seed,
-        "device": provenance.hardware(fabric.device),
-        "commit": provenance.commit(),
-        **provenance.versions(),
+        **provenance.origin(fabric.device),
     }
 
 
