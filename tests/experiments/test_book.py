@@ -67,6 +67,20 @@ def test_writers_do_not_undo_each_other(book, cells):
     assert [path.name for path in book.path.parent.iterdir()] == ["runs.jsonl"]
 
 
+def test_two_runs_of_the_same_settings_and_seed_are_named(book, cells):
+    """As a merge of two books by their lines leaves them: neither may go unseen."""
+    book.add(made_up(cells[0], 0, linear=90.0))
+    book.add(made_up(cells[1], 0))
+    same = book.path.read_text().splitlines()[0]
+    with book.path.open("a") as file:
+        file.write(same + "\n")
+    assert len(Book(book.path).runs) == 2, "the same run twice is one"
+    with book.path.open("a") as file:
+        file.write(same.replace("90.0", "95.0") + "\n")
+    with pytest.raises(UserError, match=r"runs.jsonl, lines 1 and 4: two runs of default seed 0"):
+        Book(book.path)
+
+
 @pytest.mark.parametrize("line", ["{", "[]", '{"seed": 1}', "<<<<<<< HEAD"])
 def test_a_damaged_line_is_named(book, cells, line):
     book.add(made_up(cells[0], 0))

@@ -94,17 +94,23 @@ class Book:
 
 
 def read_book(path: Path) -> list[Run]:
-    """The runs in a file."""
-    runs = []
+    """The runs in a file, each once."""
+    runs: dict[tuple[str, int], tuple[int, Run]] = {}
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         try:
             run = Run(**json.loads(line))
             _check(run)
             # Anew, as a hash counts from today's defaults: a line keeps its meaning when one of them changes.
-            runs.append(dataclasses.replace(run, hash=hash_of(run.settings)))
+            run = dataclasses.replace(run, hash=hash_of(run.settings))
         except (ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{path}, line {number}: not a run ({error}); repair or delete it") from None
-    return runs
+        first, other = runs.setdefault(run.key, (number, run))
+        if run != other:  # as when two versions of a book were merged by their lines
+            raise UserError(
+                f"{path}, lines {first} and {number}: two runs of {run.recipe} seed {run.seed} with the same settings, "
+                f"from commits {other.summary['commit']} and {run.summary['commit']}; delete one"
+            )
+    return [run for _, run in runs.values()]
 
 
 def _check(run: Run) -> None:
