@@ -96,6 +96,8 @@ CELL = "{row: a, recipe: default}"
         ("cells: [{row: a, recipe: defualt}]", "did you mean 'default'"),
         ("cells: [{row: a, recipe: default, overrides: epoch=3}]", "unknown key 'epoch'"),
         (f"compare: [[a, b]]\ncells: [{CELL}]", "no row 'b'"),
+        (f"cells: [{CELL}, {CELL}]", "two cells are called 'a'"),
+        (f"columns: {{STL10: {{metric: knn}}}}\ncells: [{{column: STL-10, {CELL[1:]}]", "did you mean 'STL-10'"),
         (f"figure: pionts\ncells: [{CELL}]", "did you mean 'points'"),
         ("base: nothing\nseeds: 1", "unknown experiment 'nothing'"),
         (f"columns: {{x: {{matric: a}}}}\ncells: [{CELL}]", "unknown key 'matric'"),

@@ -17,6 +17,7 @@ figure: points                   # points, best, sweep, curves
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -113,6 +114,7 @@ def load_experiment(name: str) -> Experiment:
     entries = [_check(name, entry, _CELL_KEYS) for entry in content["cells"]]
     metrics = tuple(content.get("metrics", ("linear_online",)))
     cells = tuple(_cell(name, entry, content, columns.get(entry.get("column", ""), {}), metrics) for entry in entries)
+    _check_names(name, cells, columns)
     figure = content.get("figure")
     if figure not in (None, *FIGURES):
         raise UserError(f"{name}: figure: {figure}: {nearest(str(figure), FIGURES)}")
@@ -135,6 +137,18 @@ def load_experiment(name: str) -> Experiment:
         figure=figure,
         labels={column: keys["label"] for column, keys in columns.items() if "label" in keys},
     )
+
+
+def _check_names(name: str, cells: tuple[Cell, ...], columns: Iterable[str]) -> None:
+    """UserError if a name means two cells, of which a difference would take one, or a column means none."""
+    names = [(cell.column, cell.row) for cell in cells]
+    for column, row in names:
+        if names.count((column, row)) > 1:
+            raise UserError(f"{name}: two cells{f' of {column}' if column else ''} are called '{row}'")
+    known = {column for column, _ in names}
+    for column in columns:
+        if column not in known:
+            raise UserError(f"{name}: columns: {column}: no cell has this column: {nearest(column, known)}")
 
 
 def parse_published(text: Any) -> Published:
