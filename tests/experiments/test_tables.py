@@ -154,6 +154,19 @@ def test_a_number_of_fewer_runs_than_the_row_has_says_so(book, table1):
     assert rows["S-TEC - SimCLR"] == ["-", "-3.00 (n = 1)"]
 
 
+def test_runs_on_different_data_are_named(book, table1):
+    """As under one name on two machines: a difference between rows may be one between the images."""
+    simclr, star = (cell_of(table1, row) for row in ("SimCLR", "S-TEC*"))
+    fill(book, simclr, SIMCLR[:2])
+    assert "same data" not in markdown_of(measure(table1, book))
+    book.add(made_up(star, 0, linear_online=92.0, data_fingerprint="g"))
+    told = "The runs of CIFAR-10, ResNet-18 are not all on the same data, from which differences may come "
+    assert f"- {told}(SimCLR: f; S-TEC\\*: g)." in markdown_of(measure(table1, book))
+    console = Console(file=io.StringIO(), width=80)
+    show_measured(console, measure(table1, book))
+    assert f"{told}(SimCLR: f; S-TEC*: g)." in " ".join(console.file.getvalue().split())
+
+
 def test_a_single_run_has_no_interval(book, table1):
     fill(book, cell_of(table1, "S-TEC"), [91.82])
     (group,) = measure(table1, book).groups

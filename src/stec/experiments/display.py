@@ -16,7 +16,7 @@ from stec.experiments.cost import cost_of, cost_of_repetition, measured_speeds
 from stec.experiments.experiment import Cell, Experiment
 from stec.experiments.jobs import has_run, starts_of
 from stec.experiments.measured import Measured
-from stec.experiments.tables import Table, not_run, provenance_of, table_of
+from stec.experiments.tables import Table, mixed, not_run, provenance_of, table_of
 
 
 def show_measured(console: Console, measured: Measured) -> None:
@@ -31,7 +31,7 @@ def show_measured(console: Console, measured: Measured) -> None:
     console.print()
     if ran and (absent := not_run(measured)):
         console.print(Text(f"{absent}\n"))
-    for note in measured.experiment.notes:
+    for note in (*measured.experiment.notes, *mixed(measured)):
         console.print(Text(f"- {' '.join(note.split())}", style="dim"))
     several = any(
         spread.n > 1 for group in measured.groups for line in group.lines for spread in line.measured.values()

@@ -92,6 +92,21 @@ def provenance_of(measured: Measured) -> str:
     return f"{len(runs)} run(s); commit {commits}; {devices}; data {images}"
 
 
+def mixed(measured: Measured) -> list[str]:
+    """A line on every group whose runs did not all see the same data, by their fingerprints."""
+    lines = []
+    for group in measured.groups:
+        rows: dict[str, list[str]] = {}
+        for line in group.lines:
+            for run in line.runs:
+                rows.setdefault(str(run.summary["data_fingerprint"]), []).append(line.row)
+        if len(rows) > 1:
+            found = "; ".join(f"{', '.join(dict.fromkeys(names))}: {data}" for data, names in rows.items())
+            of = f" of {group.column}" if group.column else ""
+            lines.append(f"The runs{of} are not all on the same data, from which differences may come ({found}).")
+    return lines
+
+
 def not_run(measured: Measured) -> str:
     """One line on the groups without a run; nothing where each has one."""
     empty = [group.column for group in measured.groups if group.column and not group.runs]
@@ -106,15 +121,19 @@ def markdown_of(measured: Measured) -> str:
             parts += [f"**{group.column}**"] if group.column else []
             parts.append(_markdown(table_of(group)))
     parts += [absent] if (absent := not_run(measured)) else []
-    notes = (*measured.experiment.notes, provenance_of(measured))
+    notes = (*measured.experiment.notes, *(_escaped(line) for line in mixed(measured)), provenance_of(measured))
     parts.append("\n".join(f"- {' '.join(note.split())}" for note in notes))
     return "\n\n".join(parts)
 
 
 def _markdown(table: Table) -> str:
     rule = ["---", *["---:"] * (len(table.header) - 1)]
-    escaped = [[word.replace("*", "\\*").replace("|", "\\|") for word in row] for row in table.rows]
+    escaped = [[_escaped(word) for word in row] for row in table.rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in (table.header, rule, *escaped))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("*", "\\*").replace("|", "\\|")
 
 
 def name_of(metric: str) -> str:
