@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -170,6 +171,12 @@ def task_of(path: Path) -> str | None:
     """What the run in a folder is, if it is a transfer: detection or segmentation."""
     lines = read_text(path / CONFIG).splitlines() if (path / CONFIG).is_file() else []
     return next((line.removeprefix("task:").strip() for line in lines if line.startswith("task:")), None)
+
+
+def encoder_digest(path: Path) -> str | None:
+    """Of the encoder in a run folder as it is now; None where there is none."""
+    file = path / ENCODER
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else None
 
 
 def save_weights(path: Path, state: dict[str, Tensor], metadata: dict[str, str]) -> None:

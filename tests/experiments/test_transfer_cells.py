@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 from synthetic import made_up
 
+from stec.config import load
 from stec.errors import UserError
 from stec.experiments.book import Book, read_run
 from stec.experiments.cost import cost_of_repetition
@@ -18,6 +19,10 @@ from stec.experiments.measured import measure
 from stec.experiments.running import run_missing
 from stec.experiments.settings import hash_of
 from stec.reporter import Nobody
+from stec.run import RunFolder
+from stec.training import pretrain
+from stec.transfer.config import load_transfer
+from stec.transfer.running import transfer
 
 MINE = """
 about: a transfer from a short pretraining, and from nothing
@@ -95,6 +100,21 @@ def test_every_seed_can_start_from_a_run_of_its_own(mine, tmp_path):
     (tmp_path / "own.yaml").write_text(MINE.replace("start: {recipe", "start: {seed: 3, recipe"))
     with pytest.raises(UserError, match="start: seed: 3: 'same', or left out"):
         load_experiment(str(tmp_path / "own.yaml"))
+
+
+def test_a_start_that_was_made_anew_is_not_the_one_of_an_earlier_transfer(tmp_path, train):
+    start, _ = train("start", "epochs=1")
+    small = ["epochs=1", "data.train_images=16", "data.test_images=8", "data.size=32", "segmentation.side=32"]
+    config = replace(load_transfer("shapes-segmentation", small), start=str(start.path), device="cpu")
+    folder = RunFolder.new(tmp_path / "transfer", "shapes-segmentation")
+    transfer(config, folder, Nobody())
+    book = Book(tmp_path / "runs.jsonl")
+    assert read_run(folder.path, book).settings["start"] == f"{read_run(start.path, book).hash}-seed0"
+    pretrain(load(str(start.path / "config.yaml"), ["method=byol"]), start, Nobody())
+    with pytest.raises(UserError, match="there is another encoder in it now"):
+        read_run(folder.path, book)
+    start.path.joinpath("encoder.safetensors").unlink()  # config, metrics and summary are enough
+    assert read_run(folder.path, book)
 
 
 def test_a_start_that_fails_stops_its_own_transfers_alone(mine, tmp_path):

@@ -13,7 +13,7 @@ from stec.errors import UserError
 from stec.experiments.settings import Settings, differences, hash_of, settings_of
 from stec.limits import STORED
 from stec.locking import locked
-from stec.run import FINE_TUNING, SUMMARY, RunFolder, replacing
+from stec.run import FINE_TUNING, SUMMARY, RunFolder, encoder_digest, replacing
 from stec.transfer.config import TransferConfig, load_run, load_transfer
 from stec.transfer.config import recipe_names as transfer_recipes
 
@@ -159,6 +159,9 @@ def _read_run(path: Path, book: Book, data: str | None) -> Run:
     recipe, start = folder.recipe, ""
     base: Config | TransferConfig | None
     if isinstance(config, TransferConfig):
+        before, now = summary.get("start_encoder"), encoder_digest(Path(config.start))
+        if before and now and before != now:
+            raise UserError(f"{path} started from {config.start} as it was then: there is another encoder in it now")
         start = summary["start"] = start_of(config.start, book)
         base = load_transfer(recipe, ["data.root=."]) if recipe in transfer_recipes() else None
     else:

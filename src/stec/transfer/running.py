@@ -54,6 +54,7 @@ def _transfer(
     summary = {
         "task": config.task,
         "start": config.start,
+        "start_encoder": start.digest,
         "encoder": config.encoder,
         **results,
         "data": scenes.name,

@@ -23,6 +23,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from stec.encoder import load
 from stec.errors import UserError, nearest
 from stec.networks.encoders import ResNetEncoder, SmallResNet, create_encoder
+from stec.run import encoder_digest
 from stec.transfer.config import NONE, TORCHVISION
 
 # What torchvision's weights were trained on: RGB in [0, 1] less the mean, over the standard deviation.
@@ -37,6 +38,7 @@ class Start(NamedTuple):
     mean: tuple[float, ...]  # of each channel, that it wants images to be freed of
     std: tuple[float, ...]
     pretrained: bool
+    digest: str | None = None  # of a run's encoder: a run that goes on, or is made anew, has another one later
 
 
 def open_start(start: str, encoder: str) -> Start:
@@ -49,7 +51,7 @@ def open_start(start: str, encoder: str) -> Start:
         return Start(network, encoder, *_IMAGENET, True)
     loaded = load(start)
     network = loaded.network.requires_grad_(True)
-    return Start(network, loaded.description.encoder, (0.0,) * 3, (1.0,) * 3, True)
+    return Start(network, loaded.description.encoder, (0.0,) * 3, (1.0,) * 3, True, encoder_digest(Path(start)))
 
 
 def _fill(network: nn.Module, encoder: str, weights: str) -> None:
