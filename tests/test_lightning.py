@@ -141,6 +141,40 @@ def test_images_or_pairs_may_come_with_labels_and_names(images, transform):
     assert trainer.global_step == 2
 
 
+DEVICES = """
+import pytorch_lightning as pl, torch, stec
+from stec.adapters.lightning import LitStec
+
+
+class Watched(LitStec):
+    def _act(self, batch):
+        acted = super()._act(batch)
+        crops = stec.processes.gather(acted.copy.first.crop).chunk(2)
+        assert not torch.equal(*crops), "both processes do the same to their images"
+        return acted
+
+
+if __name__ == "__main__":
+    pl.seed_everything(0)
+    module = Watched(stec.config.load("default", ["method=stec", "batch_size=8", "optimizer.warmup_epochs=0"]))
+    images = torch.randint(256, (16, 3, 32, 32), dtype=torch.uint8)
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(images, batch_size=4))
+    assert trainer.global_step == 2
+"""
+
+
+def test_several_devices_do_different_things_to_their_images(tmp_path):
+    """Where all processes have the same seed."""
+    script = tmp_path / "train.py"
+    script.write_text(DEVICES)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_without_lightning_one_line_names_the_extra(monkeypatch):
     for name in ("lightning.pytorch", "pytorch_lightning"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stec import randomness
 from stec.actions import EfferenceCopy
 from stec.config import Config
 from stec.encoder import Description
@@ -63,7 +64,9 @@ class LitStec(LightningModule):
 
     def _act(self, batch: Any) -> ViewBatch:
         if isinstance(batch, Tensor):
-            return self.views(batch)
+            # Else processes with the same seed, as Lightning gives them, would do the same to their images.
+            with randomness.of_this_process(batch.device):
+                return self.views(batch)
         if len(batch) == 3 and isinstance(batch[2], EfferenceCopy):
             return ViewBatch(torch.cat([batch[0], batch[1]]), batch[2])
         return self._act(batch[0])  # and labels, or names
