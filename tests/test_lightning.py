@@ -7,6 +7,8 @@ import sys
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.plugins.layer_sync import TorchSyncBatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import stec
@@ -139,6 +141,29 @@ def test_images_or_pairs_may_come_with_labels_and_names(images, transform):
     named = [(transform(image), 0, f"{i}.png") for i, image in enumerate(images)]
     trainer = fit(LitStec(stec.config.load("default", WORDS)), DataLoader(named, batch_size=16), epochs=1)
     assert trainer.global_step == 2
+
+
+@pytest.mark.parametrize("name", ["moco", "byol"])
+def test_batch_norms_that_lightning_synchronises_keep_their_activations_and_mocos_target_its_groups(name, images):
+    """PyTorch's conversion drops the activations inside of timm's batch norms, and tells keys from the queue."""
+    torch.manual_seed(0)
+    words = [*WORDS, f"method={name}", "identity.queue=64", "encoder=timm:test_efficientnet"]
+    module = LitStec(stec.config.load("default", words))
+    batch = module.views(images)
+
+    def losses():
+        torch.manual_seed(1)  # for MoCo's groups
+        return module.method(batch).total.item()
+
+    expected = losses()
+    TorchSyncBatchNorm().apply(module)  # what the trainer calls
+    module.on_fit_start()
+    assert losses() == pytest.approx(expected, rel=1e-4)
+    encoder, target = (
+        {isinstance(norm, torch.nn.SyncBatchNorm) for norm in part.modules() if isinstance(norm, _BatchNorm)}
+        for part in (module.method.encoder, module.method.identity.target)
+    )
+    assert (encoder, target) == ({True}, {name != "moco"})
 
 
 DEVICES = """

@@ -19,6 +19,7 @@ from stec.encoder import Description
 from stec.errors import UserError
 from stec.method import build
 from stec.networks.encoders import library_module
+from stec.networks.synchrony import adopt_batch_norms
 from stec.optim import create_optimizer, scaled_rate, warmup_cosine
 from stec.run import make_room, save_weights
 from stec.views import ViewBatch
@@ -70,6 +71,10 @@ class LitStec(LightningModule):
         if len(batch) == 3 and isinstance(batch[2], EfferenceCopy):
             return ViewBatch(torch.cat([batch[0], batch[1]]), batch[2])
         return self._act(batch[0])  # and labels, or names
+
+    def on_fit_start(self) -> None:
+        """Puts right what `Trainer(sync_batchnorm=True)` has done, which just converts all batch norms."""
+        adopt_batch_norms(self.method, self.method.identity.unsynchronised())
 
     def optimizer_step(self, *step: Any, **named: Any) -> None:
         """Takes it, once for all batches whose gradients are accumulated; then targets and queues follow."""

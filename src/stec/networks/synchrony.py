@@ -41,6 +41,28 @@ def _synchronise(norm: nn.Module, cuda: bool) -> None:
     norm.__class__ = GPUBatchNorm if cuda else CPUBatchNorm
 
 
+def adopt_batch_norms(model: nn.Module, apart: Iterable[nn.Module] = ()) -> None:
+    """Where PyTorch has converted every batch norm of the model, makes of them what `synchronise_batch_norms` does.
+
+    PyTorch knows of none that are to stay by themselves, and passes over the activations that timm has inside of some.
+    """
+    alone = {norm for module in apart for norm in module.modules()}
+    converted: list[nn.Module] = [norm for norm in model.modules() if isinstance(norm, nn.SyncBatchNorm)]
+    for norm in converted:
+        norm.__class__ = LoneBatchNorm if norm in alone else GPUBatchNorm
+
+
+class LoneBatchNorm(_BatchNorm):
+    """A batch norm that sees the batch of its own process alone, and what follows in the same module."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, ...) -> the same shape."""
+        return _follow(self, super().forward(input))
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any."""
+
+
 class GPUBatchNorm(nn.SyncBatchNorm):
     """PyTorch's, and what follows in the same module."""
 
@@ -49,16 +71,13 @@ class GPUBatchNorm(nn.SyncBatchNorm):
         return _follow(self, super().forward(input))
 
 
-class CPUBatchNorm(_BatchNorm):
-    """The same for CPUs, for which PyTorch has none."""
+class CPUBatchNorm(LoneBatchNorm):
+    """A synchronised one for CPUs, for which PyTorch has none."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, ...) -> the same shape."""
         together = self.training and processes()[1] > 1
-        return _follow(self, self._shared(input) if together else super().forward(input))
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        """Any."""
+        return _follow(self, self._shared(input)) if together else super().forward(input)
 
     @torch.compiler.disable
     def _shared(self, input: Tensor) -> Tensor:
