@@ -308,17 +308,24 @@ def test_decay_of_all_parameters_makes_the_steps_of_torch_sgd():
     assert free["weight_decay"] == 0
 
 
+@pytest.mark.parametrize("decayed", ["weights", "all"])
 @pytest.mark.parametrize(("name", "decay"), [("lars", None), ("larc", None), ("lars", 0.0), ("lars", 0.3)])
-def test_a_probe_with_a_rate_and_decay_of_its_own_makes_the_steps_of_torch_sgd(name, decay):
+def test_a_probe_with_a_rate_and_decay_of_its_own_makes_the_steps_of_torch_sgd(name, decay, decayed):
     torch.manual_seed(0)
     model, probe = mlp(6, 8, 4), nn.Linear(6, 3)
     alone = copy.deepcopy(probe)
-    settings = OptimizerConfig(name=name, rate=0.5, weight_decay=0.1, probe_rate=2.0, probe_decay=decay)
+    settings = OptimizerConfig(
+        name=name, rate=0.5, weight_decay=0.1, decayed=decayed, probe_rate=2.0, probe_decay=decay
+    )
     rate = torch.tensor(0.5)
     ours = create_optimizer(settings, nn.ModuleList([model, probe]), rate, plain=[probe])
     other = copy.deepcopy(model)
     others = create_optimizer(dataclasses.replace(settings, probe_rate=None), other, rate)
-    decays = [{"params": [alone.weight], "weight_decay": 0.1 if decay is None else decay}, {"params": [alone.bias]}]
+    its = 0.1 if decay is None else decay
+    decays = [
+        {"params": [alone.weight], "weight_decay": its},
+        {"params": [alone.bias], "weight_decay": its if decayed == "all" else 0.0},
+    ]
     theirs = torch.optim.SGD(decays, lr=1.0, momentum=0.9)
     for now in (0.5, 0.4, 0.1):  # its schedule is that of all
         rate.fill_(now)

@@ -209,7 +209,7 @@ def parameter_groups(
         trust: For the first kind.
         plain: Modules trained by plain SGD, such as the online linear head; inside of `model` or beside it.
         decay_all: Whether weight_decay is for the third kind, too, as `torch.optim.SGD(model.parameters())` has it.
-        plain_decay: For the second kind, in place of weight_decay.
+        plain_decay: For what decays of the modules in `plain`, in place of weight_decay.
     """
     plain = list(plain)
     in_plain = {id(p) for module in plain for p in module.parameters()}
@@ -228,6 +228,8 @@ def parameter_groups(
         {"params": decayed, "weight_decay": weight_decay if plain_decay is None else plain_decay, "trust": 0.0},
         {"params": free, "weight_decay": weight_decay if decay_all else 0.0, "trust": 0.0},
     ]
+    if decay_all and plain_decay is not None:
+        groups = set_apart(groups, plain, weight_decay=plain_decay)
     return [group for group in groups if group["params"]]
 
 
