@@ -180,6 +180,16 @@ def test_keys_of_all_batches_whose_gradients_are_accumulated_join_the_queue() ->
     assert model.identity.oldest == 3 * 2 * PAIRS
 
 
+@pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16])
+def test_keys_join_a_queue_of_another_precision(precision: torch.dtype) -> None:
+    model = Model("moco").to(precision)
+    model(torch.cat(views_of(0)).to(precision))[0].backward()
+    model.identity.after_step(0.5)
+    assert model.identity.queue.dtype == precision
+    torch.testing.assert_close(model.identity.queue[0].norm().item(), 1.0, rtol=0, atol=0.01)
+    assert model.identity.oldest == 2 * PAIRS
+
+
 def test_a_saved_queue_continues_bit_for_bit(tmp_path) -> None:
     """40 rows, 12 keys a step: it is saved in the middle and wraps around afterwards."""
     model = Model("moco")

@@ -92,7 +92,7 @@ class MoCo(TargetIdentity):
     @torch.no_grad()
     def _enqueue(self, keys: Tensor) -> None:
         """First in, first out; of more keys than the queue holds, the last ones. The position stays on the device."""
-        keys, size = keys[-len(self.queue) :], len(self.queue)
+        keys, size = keys[-len(self.queue) :].to(self.queue), len(self.queue)
         rows = (self.oldest + torch.arange(len(keys), device=keys.device)) % size
         self.queue.index_copy_(0, rows, keys)
         self.oldest.add_(len(keys)).remainder_(size)
