@@ -232,6 +232,24 @@ def test_bytes_and_floats_give_the_same_views() -> None:
     assert ((from_bytes - from_floats).abs() * ~at_threshold).max() < 1e-5
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_views_are_the_same_whatever_the_default_precision_of_tensors(default: torch.dtype) -> None:
+    images = torch.randint(0, 256, (16, 3, 32, 32), dtype=torch.uint8)
+
+    def seen() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        batch = EVERYTHING(images)
+        return [batch.images, *batch.copy.first, *batch.copy.second, EVERYTHING.plain(images)]
+
+    expected = seen()
+    torch.set_default_dtype(default)
+    try:
+        found = seen()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_views_stay_between_0_and_1_and_leave_the_images_alone() -> None:
     torch.manual_seed(9)
     images = torch.rand(200, 3, 32, 32).round()

@@ -238,7 +238,7 @@ def _turn_hue(planes: Planes, offset: Tensor) -> Planes:
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
     is_red, is_green = value == red, value == green
     difference = torch.where(is_red, green - blue, torch.where(is_green, blue - red, red - green))
-    sector = torch.where(is_red, 0.0, torch.where(is_green, 2.0, 4.0))
+    sector = torch.where(is_red, 0.0, torch.where(is_green, 2.0, 4.0)).to(value.dtype)
     hue = difference / chroma.clamp(min=1e-12) + sector + 6 * offset  # in sixths of a turn
     hue = hue - 6 * (hue / 6).floor()  # from 0 to 6
 

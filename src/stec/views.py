@@ -159,10 +159,11 @@ class Views(nn.Module):
     def _uniform(self, number: int, device: torch.device, *shape: int) -> Tensor:
         """Random numbers from 0 to 1 for so many views. (number, *shape)"""
         if self._share is None:
-            return torch.rand(number, *shape, device=device)
+            return torch.rand(number, *shape, device=device, dtype=torch.float32)
         start, stop, total = self._share
         views_of_each = number // (stop - start)
-        return torch.rand(views_of_each, total, *shape, device=device)[:, start:stop].flatten(0, 1)
+        drawn = torch.rand(views_of_each, total, *shape, device=device, dtype=torch.float32)
+        return drawn[:, start:stop].flatten(0, 1)
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> ViewBatch:
         """Acts twice on every image.
@@ -282,8 +283,8 @@ def _sizes(images: Tensor, sizes: Tensor | None) -> Tensor:
         raise UserError(f"images are {tuple(images.shape)}, expected (B, 3, H, W)")
     if sizes is not None:
         return sizes.float()
-    sides = [torch.full((len(images),), float(side), device=images.device) for side in images.shape[-2:]]
-    return torch.stack(sides, dim=1)
+    whole = partial(torch.full, (len(images),), dtype=torch.float32, device=images.device)
+    return torch.stack([whole(float(side)) for side in images.shape[-2:]], dim=1)
 
 
 def _sample_crops(
