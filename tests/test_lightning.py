@@ -167,6 +167,7 @@ def test_batch_norms_that_lightning_synchronises_keep_their_activations_and_moco
 
 
 DEVICES = """
+import sys
 import pytorch_lightning as pl, torch, stec
 from stec.adapters.lightning import LitStec
 
@@ -189,15 +190,19 @@ if __name__ == "__main__":
     )
     trainer.fit(module, torch.utils.data.DataLoader(images, batch_size=4))
     assert trainer.global_step == 2
+    for number in range(20):
+        torch.distributed.barrier()
+        module.save_encoder(f"{sys.argv[1]}/{number}/encoder.safetensors")
 """
 
 
-def test_several_devices_do_different_things_to_their_images(tmp_path):
-    """Where all processes have the same seed."""
+def test_several_devices_do_different_things_to_their_images_and_write_one_file(tmp_path):
+    """Where all processes have the same seed, and call for the file at the same time."""
     script = tmp_path / "train.py"
     script.write_text(DEVICES)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert [stec.load(tmp_path / str(number) / "encoder.safetensors").dim for number in range(20)] == [128] * 20
 
 
 def test_without_lightning_one_line_names_the_extra(monkeypatch):

@@ -21,6 +21,7 @@ from stec.method import build
 from stec.networks.encoders import library_module
 from stec.networks.synchrony import adopt_batch_norms
 from stec.optim import create_optimizer, scaled_rate, warmup_cosine
+from stec.processes import processes
 from stec.run import make_room, save_weights
 from stec.views import ViewBatch
 
@@ -118,7 +119,12 @@ class LitStec(LightningModule):
         return math.ceil(batches / self.trainer.accumulate_grad_batches)
 
     def save_encoder(self, path: str | Path) -> None:
-        """Writes a file that `stec.load` and all `stec` commands read; its folder is made if there is none."""
+        """Writes a file that `stec.load` and all `stec` commands read; its folder is made if there is none.
+
+        Of several processes that call it, the first one writes.
+        """
+        if processes()[0] > 0:
+            return
         path = Path(path).expanduser()
         make_room(path)
         weights = library_module(self.method.encoder).state_dict()
