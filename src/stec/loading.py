@@ -70,10 +70,10 @@ def open_run(path: Path, device: torch.device | None = None) -> LoadedRun:
     return LoadedRun(folder, config, views, method.encoder, manipulation, device)
 
 
-def open_data(folder: RunFolder, device: torch.device | None = None) -> DataSet:
-    """The data set of a run; an image is read when it is asked for, and none is downloaded."""
+def open_data(folder: RunFolder) -> DataSet:
+    """The data set of a run, on the CPU; an image is read when it is asked for, and none is downloaded."""
     settings = dataclasses.replace(folder.config().data, resident="never", workers=0, download=False)
-    dataset = data.load(settings, device or torch.device("cpu"))
+    dataset = data.load(settings, torch.device("cpu"))
     compare_data(folder, dataset, settings.source)
     return dataset
 

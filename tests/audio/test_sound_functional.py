@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from stec.audio.functional import NEGATIVES, contrast_utterances, info_nce
+from stec.audio.functional import contrast_utterances, info_nce
 from stec.audio.method import Predictor
+from stec.limits import CHOICES
 
 
 def _drawn(seed=0, batch=3, length=7, steps=2, dim=5, pool=9):
@@ -47,7 +48,7 @@ def _slow(contexts, matches, utterances, negatives, pool):
     return losses, accuracies
 
 
-@pytest.mark.parametrize("negatives", NEGATIVES)
+@pytest.mark.parametrize("negatives", CHOICES["audio.negatives"])
 def test_info_nce_of_every_step_is_that_of_a_loop(negatives):
     contexts, matches, utterances, pool = _drawn()
     losses, accuracies = _slow(contexts.double(), matches.double(), utterances, negatives, pool)
@@ -56,7 +57,7 @@ def test_info_nce_of_every_step_is_that_of_a_loop(negatives):
     assert found.accuracy.tolist() == pytest.approx(accuracies)
 
 
-@pytest.mark.parametrize("negatives", NEGATIVES)
+@pytest.mark.parametrize("negatives", CHOICES["audio.negatives"])
 def test_its_gradient_is_that_of_small_differences(negatives):
     contexts, matches, utterances, pool = _drawn(batch=2, length=5, dim=3, pool=4)
 
@@ -86,7 +87,7 @@ def test_scores_are_those_of_the_predicted_frame_over_the_root_of_the_dimension(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("negatives", NEGATIVES)
+@pytest.mark.parametrize("negatives", CHOICES["audio.negatives"])
 def test_on_a_gpu_bfloat16_is_rounded_nowhere_else(negatives):
     contexts, matches, utterances, pool = _drawn(dim=64, length=40)
     contexts /= 8

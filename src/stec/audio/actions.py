@@ -50,7 +50,6 @@ ACTIONS = {
     "noise": (Component("noise", NOISE[1] - NOISE[0]),),
     "gain": (Component("gain", 2 * LOUDEST),),
 }
-EVERYTHING = "+".join(ACTIONS)
 
 
 def parse(action: str) -> list[str]:

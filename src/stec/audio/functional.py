@@ -10,8 +10,6 @@ from torch import Tensor
 
 from stec.functional import Contrast
 
-NEGATIVES = ("same", "other", "both")
-
 
 class Prediction(NamedTuple):
     """CPC's loss for every prediction step, and how often the true frame had the highest score."""
