@@ -372,6 +372,9 @@ def test_images_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
         ({"jitter": (2.0, 0.1)}, "needs u from 0 to 1"),
         ({"mirror": 50}, "views.mirror=50: is a probability"),
         ({"small": 1, "small_area": (5, 25)}, "views.small_area"),
+        ({"size": 0}, "views.size=0: must be at least 1"),
+        ({"size": 1, "turn": True}, "views.size=0"),
+        ({"small": 1, "small_size": -4}, "views.size=-4"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_as_in_a_recipe(setting: dict, message: str) -> None:

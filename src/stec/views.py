@@ -129,6 +129,8 @@ class Views(nn.Module):
             blur=blur, solarize=solarize, test_crop=test_crop, small=small, small_area=small_area, turns=turns,
         )  # fmt: skip
         check_values(Config(views=given))
+        if size < 1:  # other than in a config, as the third view of 4 pixels has 2
+            raise UserError(f"views.size={size}: must be at least 1")
         self.size, self.area, self.aspect, self.mirror = size, area, aspect, mirror
         self.jitter, self.jitter_probability = jitter, jitter_probability
         self.grey, self.blur, self.solarize = grey, blur, solarize
