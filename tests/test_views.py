@@ -162,6 +162,19 @@ def test_blur_scales_with_the_view(size: int, kernel: int) -> None:
     assert views.kernel == kernel
 
 
+@pytest.mark.parametrize("size", [4, 8, 16, 19, 20])
+def test_a_blur_is_told_of_where_it_can_be_seen(size: int) -> None:
+    """A kernel of one pixel leaves a view as it is, and there is nothing that psi could infer."""
+    views = Views(size=size, jitter_probability=0, grey=0, blur=1.0)
+    told = views.sample(sizes(size, size, 64))
+    told = told._replace(blur=torch.where(told.blur > 0, 2.0, 0.0))  # as strong as they get
+    images = torch.rand(64, 3, size, size)
+    sharp = views.render(images, told._replace(blur=torch.zeros(64)))
+    seen = (views.render(images, told) - sharp).abs().amax(dim=(1, 2, 3)) > 1e-6
+    assert torch.equal(told.blur > 0, seen)
+    assert ("blur" in views.constant_components()) == (not seen.any())
+
+
 def test_all_24_orders_of_colour_operations_are_equally_likely() -> None:
     orders = glimpses().order
     assert torch.equal(orders.sort(dim=1).values, torch.arange(4).expand_as(orders))
@@ -173,7 +186,7 @@ def test_all_24_orders_of_colour_operations_are_equally_likely() -> None:
 def test_the_two_views_of_an_image_and_neighbours_are_independent() -> None:
     torch.manual_seed(7)
     n = 4000
-    views = Views(size=8, blur=0.5, solarize=0.5)
+    views = Views(size=20, blur=0.5, solarize=0.5)
     copy = views(torch.rand(n, 3, 16, 16)).copy
 
     def numbers(view: Glimpse) -> Tensor:

@@ -89,7 +89,7 @@ class Views(nn.Module):
         jitter: (u, v): factors of brightness, contrast and saturation from [1 - u, 1 + u], hue offset from [-v, v].
         jitter_probability: probability that a view's colours are jittered.
         grey: probability of losing all colour.
-        blur: probability of a Gaussian blur (a kernel of 10 % of the side).
+        blur: probability of a Gaussian blur (a kernel of 10 % of the side, which blurs no view below 20 pixels).
         solarize: probability of inverting what is at least half bright.
         test_crop: side of the central square that `plain` keeps, relative to the shorter side of the image.
         small: how many small views to make besides (`ViewBatch.small`), drawn like the others but for size and area.
@@ -133,9 +133,10 @@ class Views(nn.Module):
             raise UserError(f"views.size={size}: must be at least 1")
         self.size, self.area, self.aspect, self.mirror = size, area, aspect, mirror
         self.jitter, self.jitter_probability = jitter, jitter_probability
-        self.grey, self.blur, self.solarize = grey, blur, solarize
-        self.test_crop = test_crop
         self.kernel = int(0.1 * size) // 2 * 2 + 1
+        self.grey, self.solarize = grey, solarize
+        self.blur = blur if self.kernel > 1 else 0.0  # below 20 pixels there is none to be inferred
+        self.test_crop = test_crop
         self.small = small
         shared = (aspect, mirror, jitter, jitter_probability, grey, blur, solarize)
         self.small_views = Views(small_size, small_area, *shared) if small else None
