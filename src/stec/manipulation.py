@@ -5,6 +5,7 @@ Paper: section 3.2 and appendix "Manipulation-related inverse model psi".
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import torch
@@ -114,3 +115,11 @@ class Manipulation(nn.Module):
         # A solarized view is no longer the same sight: where things are in it is left out, as in the paper.
         valid = ~(copy.first.solarized | copy.second.solarized)
         return valid if self.same_pairs else valid[:, None] | ~self.unsolarized
+
+
+def reader_of(config: ManipulationConfig, views: Views) -> Manipulation:
+    """Tells the actions of views and their bins; of views that never change any of it, those of the fixed limits."""
+    try:
+        return Manipulation(1, config, views)
+    except UserError:  # nothing to infer, which a method without psi need not
+        return Manipulation(1, dataclasses.replace(config, bins="uniform"))

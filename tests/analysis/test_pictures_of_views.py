@@ -5,7 +5,8 @@ import torch
 from PIL import ImageColor
 
 from stec.actions import Glimpse
-from stec.analysis.figures import FIRST, PANEL, SECOND, _on_canvas_of
+from stec.analysis.figures import FIRST, PANEL, SECOND, _on_canvas_of, draw_views
+from stec.config import load
 
 
 def _crop(left: float, side: float) -> Glimpse:
@@ -30,3 +31,8 @@ def test_a_second_view_far_from_the_first_is_drawn_whole_and_at_its_place():
     assert side < PANEL / 4
     assert abs((second[2] - first[2]) - 1.5 * side) <= 2  # 60 of 40 pixels to the right
     assert second[2] < PANEL - 1
+
+
+def test_views_of_a_method_that_infers_no_action_need_not_move():
+    still = ["views.area=[1,1]", "views.aspect=[1,1]", "views.mirror=0", "data.train_images=8", "data.test_images=8"]
+    assert draw_views(load("default", ["method=simclr", *still]), 2).width > 6 * PANEL

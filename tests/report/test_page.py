@@ -100,6 +100,16 @@ def test_regression_of_quantile_bins_and_a_turn(runs):
     assert len(data["runs"][0]["pairs"][0]["placed"]) == 6
 
 
+@pytest.mark.parametrize("bins", ["uniform", "quantile"])
+def test_views_that_are_never_moved(runs, bins):
+    words = ("views.area=[1,1]", "views.aspect=[1,1]", "views.mirror=0", f"manipulation.bins={bins}", "epochs=1")
+    _, data, _ = written(runs(f"still-{bins}", "method=simclr", *words)[0].path)
+    for representation in data["explorer"]["bins"].values():
+        for edges in representation["edges"]:
+            assert edges == sorted(set(edges)), "of one value there are no quantiles"
+            assert len(edges) == 5
+
+
 def folder_of_images(root: Path, number: int, name: str) -> None:
     for i in range(number):
         path = root / name / f"{i}.png"

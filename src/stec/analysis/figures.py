@@ -12,7 +12,7 @@ from torch import Tensor
 from stec import actions, data
 from stec.actions import Glimpse
 from stec.config import Config
-from stec.manipulation import Manipulation
+from stec.manipulation import reader_of
 from stec.views import ViewBatch, Views
 
 PANEL = 176  # side of one picture in pixels
@@ -32,7 +32,7 @@ def draw_views(config: Config, pairs: int) -> Image.Image:
     sample = next(dataset.train.batches(order, len(order), drop_last=False))
     views = Views(**dataclasses.asdict(config.views))
     batch = views(sample.images, sample.sizes)
-    reader = Manipulation(1, config.manipulation, views)
+    reader = reader_of(config.manipulation, views)
     values = reader.action(batch.copy)
     codes = reader.bins(values)
     columns = min(2, len(order))

@@ -14,7 +14,7 @@ from stec.analysis.sample import Sample
 from stec.analysis.study import Study
 from stec.config import ManipulationConfig
 from stec.data import shapes
-from stec.manipulation import Manipulation
+from stec.manipulation import reader_of
 from stec.report.material import Material, has_manipulation
 from stec.report.pictures import atlas
 from stec.views import Views
@@ -125,7 +125,7 @@ def _explorer(run: Material) -> dict[str, Any]:
     views = Views(**dataclasses.asdict(run.config.views))
     bins = {}
     for name in PLACES:
-        reader = Manipulation(1, ManipulationConfig(action=name, bins=config.bins, k=config.k), views)
+        reader = reader_of(ManipulationConfig(action=name, bins=config.bins, k=config.k), views)
         bins[name] = {"components": reader.components, "edges": reader.bins.edges.double().tolist()}
     own = [part for part in config.action.split("+") if part in PLACES] if has_manipulation(run) else []
     return {
