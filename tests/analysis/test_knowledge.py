@@ -81,11 +81,21 @@ def test_an_oracle_is_always_right(run, sample, action, readout):
     assert distance.max() < 1e-4 if readout == "regression" else distance.mean() < 0.1
 
 
-def test_components_that_are_not_inferred_are_zero_in_the_place(run, sample):
-    psi = Oracle(1, ManipulationConfig(readout="regression", components="informative"), run.views)
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, ("xx", "x", "yy", "y")),
+        ({"area": (0.25, 0.25), "aspect": (1.0, 1.0)}, ("xx", "x", "y")),
+        ({"area": (0.25, 0.25), "aspect": (1.0, 1.0), "mirror": 0.0}, ("x", "y")),
+    ],
+)
+def test_components_that_are_not_inferred_have_their_only_value_in_the_place(run, settings, names):
+    views = Views(size=32, **settings)
+    sample = draw_sample(views, open_data(run.folder), images=40, seed=0)
+    psi = Oracle(1, ManipulationConfig(readout="regression", components="informative"), views)
     psi.copy = sample.views.copy
     found = reading(run, sample, psi)
-    assert found.names == ("xx", "x", "yy", "y")
+    assert found.names == names
     torch.testing.assert_close(found.placed, egocentric(sample.views.copy), rtol=0, atol=1e-5)
 
 

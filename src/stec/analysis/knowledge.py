@@ -69,7 +69,8 @@ def read(run: LoadedRun, sample: Sample, first: Tensor, second: Tensor) -> Readi
         guess, right = (values.gather(1, code.T).T for code in (guess_codes, codes))
     else:
         guess, guess_codes = output, psi.bins(output)
-    whole = torch.zeros(len(guess), len(psi.representation.components), device=run.device)
+    # Components that psi leaves out are the same for all pairs, but not always 0: crops of one size have xx = 1.
+    whole = psi.representation(on_device).median(dim=0).values.repeat(len(guess), 1)
     whole[:, psi.index] = guess
     placed = place(run.config.manipulation.action, whole, on_device.first)
     varies = set(psi.informative.tolist())
