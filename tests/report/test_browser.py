@@ -239,6 +239,15 @@ def test_a_seventh_run_is_told_from_the_first(visit):
         assert len(found) == len(set(found)) == 8
 
 
+def test_every_axis_has_a_scale(visit):
+    """One number beside an axis tells no distance on it."""
+    page = visit("bare")
+    for low, high in ((13.1, 19.6), (9.1, 9.97), (-0.98, -0.31), (0, 1), (22.0, 27.9), (1205, 1990)):
+        ticks = page.evaluate("range => charts.ticks(...range, 3)", [low, high])
+        assert 2 <= len(ticks) <= 6
+        assert low <= ticks[0] < ticks[-1] <= high
+
+
 def test_a_curve_of_one_value_is_a_dot(visit):
     page = visit("wide")
     chart = page.locator(".chart", has_text="identity loss")

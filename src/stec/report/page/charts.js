@@ -42,7 +42,7 @@ const charts = (() => {
   function ticks(low, high, count) {
     const rough = (high - low) / count || 1;
     const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
+    const step = [10, 5, 2, 1].map((factor) => factor * power).find((size) => size <= 1.5 * rough); // two ticks at least
     const found = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
     return found;
