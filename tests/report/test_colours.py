@@ -1,12 +1,16 @@
 """The colours of a page: those that tell things apart do so for everybody, on every screen and on paper."""
 
+import io
+import re
 import shutil
 import sys
+import zlib
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from tiny_runs import Runner
 
 from stec.report.page import write_report
@@ -48,3 +52,25 @@ def test_six_runs_are_told_apart(visit, scheme, sight):
     colours = [page.evaluate(f"drawing.colour('run-{i}')") for i in range(6)]
     distances = [np.linalg.norm(lab(one, sight) - lab(other, sight)) for one, other in combinations(colours, 2)]
     assert min(distances) > 10
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_that_tell_something_survive_a_forced_palette(visit, scheme):
+    page = visit("both", color_scheme=scheme, forced_colors="active")
+
+    def ground(selector: str) -> tuple[int, ...]:
+        picture = Image.open(io.BytesIO(page.locator(selector).first.screenshot())).convert("RGB")
+        return picture.getpixel((picture.width // 2, picture.height // 4))
+
+    assert ground(".legend span:nth-child(1) .swatch") != ground(".legend span:nth-child(2) .swatch")
+    assert ground(".strip i.on") != ground(".strip i:not(.on)")
+    assert ground("[data-mode=views]") != ground("[data-mode=originals]")
+
+
+def test_colours_of_the_legend_are_printed(visit):
+    page = visit("both")
+    page.evaluate("document.body.replaceChildren(document.getElementById('curve-legend'))")
+    streams = re.findall(rb"stream\r?\n(.*?)endstream", page.pdf(), re.DOTALL)
+    drawn = b"".join(zlib.decompressobj().decompress(each) for each in streams if each[:1] == b"\x78")
+    fills = {tuple(round(255 * float(v)) for v in found.split()) for found in re.findall(rb"([\d. ]+) rg\b", drawn)}
+    assert {(0x0B, 0x69, 0xC7), (0xC8, 0x43, 0x0C)} <= fills
