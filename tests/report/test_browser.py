@@ -72,6 +72,24 @@ def test_two_runs_stand_beside_each_other_on_a_phone(visit, width):
         assert table.locator("tr", has_text="method").first.locator("td").all_text_contents() == ["stec", "simclr"]
 
 
+@pytest.mark.parametrize("width", [390, 320])
+def test_names_in_tables_are_not_broken_within_a_word(visit, width):
+    page = visit("both", **PHONE | {"viewport": {"width": width, "height": 700}})
+    broken = page.evaluate(
+        """() => [...document.querySelectorAll(".scroll th")].flatMap((cell) => {
+            const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), found = [];
+            while (texts.nextNode()) for (const word of texts.currentNode.data.matchAll(/[^\\s-]+/g)) {
+                const range = document.createRange();
+                range.setStart(texts.currentNode, word.index);
+                range.setEnd(texts.currentNode, word.index + word[0].length);
+                if (range.getClientRects().length > 1) found.push(word[0]);
+            }
+            return found;
+        })"""
+    )
+    assert broken == []
+
+
 def test_the_arithmetic_of_the_page_is_that_of_the_library(visit):
     page = visit("stec")
     generator = torch.Generator().manual_seed(0)

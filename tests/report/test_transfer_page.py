@@ -15,7 +15,13 @@ def folder(path, score):
     (path / "config.yaml").write_text("# recipe: shapes-segmentation\ntask: segmentation\nstart: none\n")
     lines = [{"step": i, "epoch": i / 2, "loss": 1 / i, "pixel_accuracy": 0.5} for i in (1, 2, 3)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = {"task": "segmentation", "start": "a<b", "miou": score, "iou_by_class": {"disc": score, "bar": None}}
+    summary = {
+        "task": "segmentation",
+        "start": "a<b",
+        "miou": score,
+        "ap": 1.0,
+        "iou_by_class": {"disc": score, "bar": None},
+    }
     (path / "summary.json").write_text(json.dumps(summary))
     Image.new("RGB", (40, 20)).save(path / "predictions.png")
     return path
@@ -29,6 +35,7 @@ def test_a_page_of_transfers_shows_scores_curves_and_predictions(tmp_path):
     assert not missing
     assert "<td>61.2</td><td>33.3</td>" in text
     assert "a&lt;b" in text
+    assert "AP, overlaps 0.5 to 0.95, %" in text, "no number is broken"
     assert text.count("data:image/png;base64,") == 2
     assert "https://" not in text
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)

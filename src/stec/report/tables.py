@@ -184,15 +184,19 @@ def _by_run(runs: list[Material], rows: list[list[str]], marked: Collection[int]
 
 def table(head: list[str], rows: list[list[str]], marked: Collection[int] = ()) -> str:
     """Rows of text, the first word of each its name; some of them marked."""
-    columns = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    columns = "".join(f'<th scope="col">{_breakable(name)}</th>' for name in head)
     body = []
     for i, (name, *cells) in enumerate(rows):
         kind = ' class="differs"' if i in marked else ""
         inner = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        key = re.sub(r"(?<=[._])", "<wbr>", escape(name))  # where a narrow screen may break it
-        body.append(f'<tr{kind}><th scope="row">{key}</th>{inner}</tr>')
+        body.append(f'<tr{kind}><th scope="row">{_breakable(name)}</th>{inner}</tr>')
     table = f"<table><thead><tr>{columns}</tr></thead><tbody>{''.join(body)}</tbody></table>"
     return f'<div class="scroll" tabindex="0">{table}</div>'
+
+
+def _breakable(name: str) -> str:
+    """A narrow screen may break a key or the name of a run, but no number."""
+    return re.sub(r"(?<=[._])(?=[^\W\d_])", "<wbr>", escape(name))
 
 
 def _word(value: Any) -> str:
