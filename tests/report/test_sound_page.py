@@ -49,6 +49,14 @@ def test_it_has_the_curves_and_colours_of_the_others(visit, screen):
     assert page.locator(".drawn [style*='#ffffff']").count() == 0
 
 
+def test_a_phone_does_not_shrink_figures_until_they_cannot_be_read(visit):
+    scales = visit("finished", **SCREENS["phone"]).eval_on_selector_all(
+        ".drawn svg", "nodes => nodes.map(node => node.clientWidth / (node.viewBox.baseVal.width * 4 / 3))"
+    )
+    assert len(scales) == 3
+    assert min(scales) > 0.75  # of 9 points
+
+
 def test_a_run_that_has_not_finished_has_its_curves(visit):
     page = visit("unfinished")
     assert page.locator(".chart").count() == 4
