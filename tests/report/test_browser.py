@@ -379,6 +379,20 @@ def test_a_crop_below_the_other_can_be_taken(visit):
     assert after["first"] != before["first"]
 
 
+def test_a_crop_smaller_than_any_by_hand_stays_inside_of_the_image(visit):
+    page = visit("stec")
+    page.evaluate(
+        """() => {
+            const data = structuredClone(report.data.explorer), place = document.getElementById("explorer-place");
+            data.starts[0].second.crop = [31, 31, 1, 1];
+            report.explorer = explorer.build(place, data, report.data.pictures[data.picture]);
+        }"""
+    )
+    page.locator(".crop.second").focus()
+    page.keyboard.press("Shift+ArrowLeft")
+    assert state(page)["second"]["crop"] == pytest.approx([31, 31, 1, 1])
+
+
 def test_a_crop_is_moved_by_keyboard(visit):
     page = visit("stec")
     page.locator(".crop.second").focus()

@@ -128,7 +128,7 @@ const explorer = (() => {
 
     // Moves a crop, or its lower right corner; it stays inside of the image.
     function shift(name, resizes, dx, dy) {
-      const bound = (value, low, high) => Math.max(low, Math.min(high, value));
+      const bound = (value, low, high) => Math.min(high, Math.max(low, value)); // a drawn crop may be smaller than SMALLEST
       if (resizes) {
         const { crop, source: [tall, wide] } = glimpses[name];
         crop[2] = bound(crop[2] + dy, SMALLEST * tall, tall - crop[0]);
