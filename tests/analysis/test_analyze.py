@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -92,6 +93,29 @@ def test_long_names_of_classes_fit_into_the_figures(runs, monkeypatch, number):
     left, right = drawn["centroids.png"].axes
     for one, other in ((left.title, right.title), (left.xaxis.label, right.xaxis.label)):
         assert one.get_window_extent().x1 < other.get_window_extent().x0
+
+
+def test_many_bins_and_values_at_the_border_are_drawn_whole(runs, monkeypatch):
+    from matplotlib.figure import Figure
+
+    path = runs("bins", "epochs=1", "manipulation.k=24", "manipulation.action=allocentric")[0].path
+    drawn: dict[str, Figure] = {}
+    save = Figure.savefig
+
+    def keep(figure, file, **words):
+        drawn[file.name] = figure
+        save(figure, file, **words)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    monkeypatch.setitem(sys.modules, "umap", None)
+    analyze(path, images=40)
+    axes = drawn["actions.png"].axes
+    for above in axes[:5]:
+        words = [label.get_window_extent() for label in above.get_xticklabels()]
+        assert all(one.x1 < other.x0 for one, other in pairwise(words))
+    mirrored = axes[9]  # is 0 or 1
+    low, high = mirrored.get_xlim()
+    assert low < 0 < 1 < high
 
 
 def test_without_umap_the_map_is_one_of_principal_components(runs, monkeypatch, capsys):

@@ -90,6 +90,7 @@ def _bars(axes: Axes, space: str, found: Centroids) -> None:
     axes.axvline(found.mean_shift, color=SECOND, lw=1)
     labelled = len(names) <= 3 * NAMED
     axes.set_yticks(range(len(names)) if labelled else [], map(_verbatim, names) if labelled else [])
+    axes.set_ylim(-0.6, len(names) - 0.4)
     axes.tick_params(length=0)
     axes.set_title(f"{space}: mean {found.mean_shift:.2f}, originals spread {found.scale:.2f}")
     axes.set_xlabel("distance between the centroids of views and originals")
@@ -102,6 +103,7 @@ def _actions(figure: Figure, study: Study) -> None:
     assert reading is not None
     figure.set_size_inches(2.6 * max(2, len(shown)), 7.2)
     grid = figure.subplots(3, len(shown), squeeze=False, height_ratios=(3, 3, 2))
+    ticks = range(0, reading.k, -(-reading.k // 10))  # more numbers would run into each other
     for (above, middle, below), component in zip(grid.T, shown, strict=True):
         shares = [[100 * cell / max(1, sum(row)) for cell in row] for row in component.confusion]
         above.imshow(shares, cmap="Blues", vmin=0, vmax=100)
@@ -110,7 +112,7 @@ def _actions(figure: Figure, study: Study) -> None:
                 if share >= 0.5 and reading.k <= 12:
                     above.text(x, y, f"{share:.0f}", ha="center", va="center", fontsize=7,
                                color="white" if share > 60 else INK)  # fmt: skip
-        above.set(xlabel="inferred bin", ylabel="true bin", xticks=range(reading.k), yticks=range(reading.k))
+        above.set(xlabel="inferred bin", ylabel="true bin", xticks=ticks, yticks=ticks)
         above.spines[:].set_visible(False)
         above.tick_params(length=0)
         above.set_title(f"{component.name}: {component.accuracy:.0f} % right\n(guessing {component.chance:.0f} %)")
@@ -118,13 +120,15 @@ def _actions(figure: Figure, study: Study) -> None:
         rows = reading.valid[:, i]
         true, guess = reading.true[rows, i], reading.guess[rows, i]
         low, high = float(true.min()), float(true.max())
+        margin = 0.04 * (high - low) or 0.5
+        limits = (low - margin, high + margin)
         middle.plot([low, high], [low, high], color=LINE, lw=1, zorder=0)
         middle.scatter(true, guess, s=4, lw=0, color=FIRST, alpha=0.35, rasterized=True)
-        middle.set(ylabel="inferred value", xlim=(low, high))
+        middle.set(ylabel="inferred value", xlim=limits)
         middles = [group["median"] for group in component.by_value]
         below.plot(middles, [group["error"] for group in component.by_value], color=SECOND, lw=1.2, marker=".")
         below.axhline(component.error_chance, color=QUIET, lw=0.8, ls=":")
-        below.set(xlabel="true value (dotted: guessing)", ylabel="mean error", xlim=(low, high), ylim=(0, None))
+        below.set(xlabel="true value (dotted: guessing)", ylabel="mean error", xlim=limits, ylim=(0, None))
 
 
 def _verbatim(name: str) -> str:
