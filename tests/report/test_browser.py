@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     run = Runner(root)
     stec, simclr = (run(name, f"method={name}")[0].path for name in ("stec", "simclr"))
     wide = run("wide", "data.source=folder", f"data.root={root / 'pictures'}", "epochs=1")[0].path
+    many = run("many", "manipulation.k=24", "epochs=1")[0].path
     bare = root / "bare"
     bare.mkdir()
     for name in ("config.yaml", "metrics.jsonl"):
@@ -34,7 +36,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "umap", None)
         pages = {"both": write_report([stec, simclr], root / "both.html", 30)[0]}
-        pages |= {path.name: write_report([path], None, 30)[0] for path in (stec, simclr, wide)}
+        pages |= {path.name: write_report([path], None, 30)[0] for path in (stec, simclr, wide, many)}
         pages["uneven"] = write_report([wide, stec], root / "uneven.html", 30)[0]
         shutil.move(root / "pictures", root / "elsewhere")
         pages["bare"] = write_report([bare], None, 30)[0]
@@ -45,7 +47,9 @@ def value(page, key: str) -> float:
     return float(page.text_content(f'[data-value="{key}"]').replace("−", "-"))
 
 
-@pytest.mark.parametrize("name", ["stec", "simclr", "wide", "bare", "both", "stec-dark", "wide-phone", "both-phone"])
+@pytest.mark.parametrize(
+    "name", ["stec", "simclr", "wide", "bare", "both", "many", "stec-dark", "wide-phone", "both-phone"]
+)
 def test_every_page_opens_and_fits_its_screen(visit, name):
     name, _, screen = name.partition("-")
     page = visit(name, **{"": {}, "dark": {"color_scheme": "dark"}, "phone": PHONE}[screen])
@@ -278,6 +282,26 @@ def test_small_numbers_are_not_rounded_away(visit):
     values = [0, 0.0002, -0.00051, 0.0123, 0.5, 2.345, 12.34, 123.4, 12345.6]
     shown = ["0", "0.0002", "−0.00051", "0.012", "0.500", "2.35", "12.3", "123", "12,346"]
     assert page.evaluate("values => values.map(drawing.number)", values) == shown
+
+
+@pytest.mark.parametrize("screen", [{}, PHONE])
+def test_matrices_of_many_bins_lie_beside_each_other(visit, screen):
+    page = visit("many", **screen)
+    assert page.locator(".matrix").count() == 4
+    for place in page.locator(".matrix").all():
+        box, table = place.bounding_box(), place.locator("table").bounding_box()
+        assert table["width"] <= box["width"] + 0.5
+    ends = page.eval_on_selector_all(
+        ".matrix:first-child thead th",
+        """nodes => nodes.filter((node) => node.firstChild).map((node) => {
+            const range = document.createRange();
+            range.selectNodeContents(node);
+            const { left, right } = range.getBoundingClientRect();
+            return [left, right];
+        })""",
+    )
+    assert len(ends) > 5
+    assert all(one[1] < other[0] for one, other in pairwise(ends)), "their numbers do not run into each other"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

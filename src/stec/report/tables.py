@@ -40,6 +40,7 @@ FIGURES: dict[str, tuple[str, Callable[[Any], str]]] = {
 _RANKS = {"effective_rank": "features", "embedding_rank": "embeddings"}
 HEADLINE = ("linear", "linear_online", "knn", "phones", "speakers", "manipulation_accuracy", "seconds")
 PROVENANCE = ("device", "processes", "commit", "stec", "torch", "data_fingerprint")
+NUMBERED = 12  # columns of a matrix for whose numbers there is room
 SETTING = (
     "method", "encoder", "data.source", "data.size", "views.size", "views.area", "epochs", "batch_size", "seed",
     "lambda_manip", "lambda_turn", "manipulation.action", "manipulation.readout", "manipulation.k",
@@ -119,19 +120,20 @@ def knowledge(run: Material) -> str:
 
 def _matrix(component: Component) -> str:
     k = len(component.confusion)
+    step = -(-k // NUMBERED)  # of the columns that are numbered
     rows = []
     for true, row in enumerate(component.confusion):
         total = sum(row)
         cells = []
         for count in row:
             share = count / total if total else 0
-            text = f"{100 * share:.0f}" if share >= 0.005 and k <= 12 else ""
+            text = f"{100 * share:.0f}" if share >= 0.005 and step == 1 else ""
             cells.append(f'<td style="--share:{share:.3f}" title="{count} of {total}">{text}</td>')
         rows.append(f'<tr{"" if total else " class=empty"}><th scope="row">{true}</th>{"".join(cells)}</tr>')
-    head = "".join(f'<th scope="col">{i}</th>' for i in range(k))
+    head = "".join(f'<th scope="col">{"" if i % step else i}</th>' for i in range(k))
     best = "" if component.error_bins is None else f", right bins {component.error_bins:.2f}"
     return (
-        f'<figure class="matrix"><figcaption><b>{escape(component.name)}</b> '
+        f'<figure class="matrix{"" if step == 1 else " fine"}"><figcaption><b>{escape(component.name)}</b> '
         f"{component.accuracy:.0f} % in the right bin"
         f'<span class="quiet">guessing {component.chance:.0f} %; {component.pairs:,} pairs</span></figcaption>'
         f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
