@@ -198,6 +198,15 @@ def test_identity_models_say_which_settings_they_read(name):
     assert read & keys == set(IDENTITIES[name].settings)
 
 
+def test_how_many_shapes_are_drawn_is_not_told_of_images_in_files(stec, runs, tmp_path):
+    folder_of_images(tmp_path, 40, "pictures")
+    words = ("data.source=folder", f"data.root={tmp_path / 'pictures'}", "epochs=1")
+    text, _, _ = written(stec, runs("files", *words)[0].path)
+    names = re.findall(r'<th scope="row">([^<]*)</th>', text)
+    assert "data.source" in names
+    assert "data.train_images" not in names
+
+
 def test_settings_of_sound_are_those_that_its_method_uses():
     plain, actions = (used(load(f"audio/{name}")) for name in ("cpc", "stec-cpc-actions"))
     foreign = {

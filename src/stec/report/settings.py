@@ -1,4 +1,4 @@
-"""Which settings mean something to a run: a config has those of all methods."""
+"""Which settings mean something to a run: a config has those of all methods and sources."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from stec.audio.method import METHODS as SOUNDS
 from stec.config import Config, foreign_groups
 from stec.identity import IDENTITIES
-from stec.limits import SGD, SOUND
+from stec.limits import DRAWN, SGD, SOUND
 from stec.method import pairing_of, turn_weight
 
 
 def used(config: Config) -> dict[str, Any]:
-    """All settings but those that the method does not read, by their keys."""
+    """All settings but those that the method or the source of its data does not read, by their keys."""
     unread = tuple(_unread(config))
     return {key: value for key, value in _flat(config) if not key.startswith(unread)}
 
@@ -22,6 +22,7 @@ def used(config: Config) -> dict[str, Any]:
 def _unread(config: Config) -> Iterator[str]:
     """Keys, and beginnings of keys."""
     yield from (f"{group}." for group in foreign_groups(config))
+    yield from () if config.data.source == "shapes" else DRAWN
     if config.method in SOUND:
         pairing = SOUNDS[config.method]
         identity: tuple[str, ...] = ("temperature", "hidden", "output") if pairing.identity else ()
