@@ -328,6 +328,19 @@ def test_the_numbers_of_a_matrix_can_be_read(visit, scheme):
     assert min(contrasts) >= 4.5
 
 
+@pytest.mark.parametrize("drawing", [".chart svg", ".map > canvas", ".crop.first"])
+def test_shortcuts_of_the_browser_are_left_to_it(visit, drawing):
+    page = visit("stec")
+    taken = page.locator(drawing).first.evaluate(
+        """node => [{}, { altKey: true }, { ctrlKey: true }, { metaKey: true }].map((held) => {
+            const event = new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true, cancelable: true, ...held });
+            node.dispatchEvent(event);
+            return event.defaultPrevented;
+        })"""
+    )
+    assert taken == [True, False, False, False]
+
+
 def test_a_run_is_chosen(visit):
     page = visit("both")
     assert page.locator(".matrix:visible").count() == 4

@@ -117,6 +117,7 @@ const charts = (() => {
     svg.addEventListener("pointerleave", () => show(null));
     svg.addEventListener("blur", () => show(null));
     svg.addEventListener("keydown", (event) => {
+      if (drawing.isShortcut(event)) return;
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (event.key === "Escape") show(null);
       if (!step) return;

@@ -112,5 +112,10 @@ const drawing = (() => {
     return (value < 0 ? "−" : "") + text;
   }
 
-  return { element, shape, colour, square, onColours, tile, outline, reachOf, canvasOfX, panel, number };
+  // Keys that are the browser's, such as Alt with an arrow: back to the page before.
+  function isShortcut({ altKey, ctrlKey, metaKey }) {
+    return altKey || ctrlKey || metaKey;
+  }
+
+  return { element, shape, colour, square, onColours, tile, outline, reachOf, canvasOfX, panel, number, isShortcut };
 })();

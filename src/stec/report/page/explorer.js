@@ -118,6 +118,7 @@ const explorer = (() => {
     }
 
     function press(event, name) {
+      if (drawing.isShortcut(event)) return;
       const direction = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
       if (event.key === "m" || event.key === "M") mirror(name);
       if (!direction) return;

@@ -128,6 +128,7 @@ const featureMap = (() => {
     canvas.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") choose(null); });
     canvas.addEventListener("blur", () => choose(null));
     canvas.addEventListener("keydown", (event) => {
+      if (drawing.isShortcut(event)) return;
       const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
       if (event.key === "Escape") choose(null);
       if (!step) return;
