@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -7,6 +10,7 @@ from stec.config import Config, load, read_recipe, recipe_names, to_yaml
 from stec.errors import UserError
 from stec.limits import CHOICES
 from stec.method import METHODS
+from stec.run import RunFolder
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -106,6 +110,20 @@ def test_a_path_is_the_word_as_it_stands(tmp_path, name):
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config))
     assert load(str(path)) == config
+
+
+def test_the_config_of_a_run_is_utf8_in_any_locale(tmp_path):
+    """Written in that of the locale, a run on a folder with an umlaut could not be opened again."""
+    code = (
+        "import sys; from pathlib import Path; from stec.config import load; from stec.run import RunFolder\n"
+        r"RunFolder.new(Path('run'), 'folder').begin(load('folder', ['data.root=caf\xe9']))"
+        "\nprint(sys.getfilesystemencoding())"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | plain, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "ascii\n", done.stderr
+    assert RunFolder.open(tmp_path / "run").config().data.root == "café"
 
 
 @pytest.mark.parametrize(

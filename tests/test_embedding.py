@@ -1,6 +1,7 @@
 """A folder of images as a file of features: whole, in order, and continued after an interruption."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -209,3 +210,16 @@ def test_a_name_that_is_no_utf8_is_kept(encoder, tmp_path):
         assert (folder / str(file["names"][0])).is_file()
     embed(encoder, folder, tmp_path / "out.parquet", quiet)
     assert pyarrow.parquet.read_table(tmp_path / "out.parquet")["name"].to_pylist() == ["caf\\xe9.png"]
+
+
+def test_names_are_those_of_the_files_in_another_locale_too(encoder, tmp_path):
+    save(tmp_path / "café.png", "RGB", 9, 9, 0)
+    embed(encoder, tmp_path, tmp_path / "out.npz", quiet)
+    code = (
+        "import sys; from pathlib import Path; from stec.embedding import _read_npz\n"
+        "print(sys.getfilesystemencoding(), *(Path(name).is_file() for name in _read_npz(Path('out.npz')).names))"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | plain, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "ascii True\n", done.stderr

@@ -154,14 +154,17 @@ def _read_npz(path: Path) -> Embeddings | None:
     """None if it is something else."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            return Embeddings(file["names"].tolist(), file["features"], str(file["key"]))
+            names = [os.fsdecode(name.encode("utf-8", "surrogateescape")) for name in file["names"].tolist()]
+            return Embeddings(names, file["features"], str(file["key"]))
     except Exception:  # somebody else's file, which may hold anything
         return None
 
 
 def _write_npz(path: Path, embeddings: Embeddings) -> None:
+    # As UTF-8 has them, so that they are the same files for who reads them in another locale.
+    names = [os.fsencode(name).decode("utf-8", "surrogateescape") for name in embeddings.names]
     with path.open("wb") as file:
-        np.savez(file, names=np.array(embeddings.names), features=embeddings.features, key=np.array(embeddings.key))
+        np.savez(file, names=np.array(names), features=embeddings.features, key=np.array(embeddings.key))
 
 
 def _pyarrow() -> Any:

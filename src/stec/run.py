@@ -91,7 +91,7 @@ class RunFolder:
             elif old.name not in (CONFIG, LOCK):
                 old.unlink()
         with replacing(self.path / CONFIG) as path:
-            path.write_text(f"# recipe: {self.recipe}\n{to_yaml(config)}")
+            path.write_text(f"# recipe: {self.recipe}\n{to_yaml(config)}", encoding="utf-8")
 
     def abandon(self) -> None:
         """Takes `begin` back: nothing has been trained."""

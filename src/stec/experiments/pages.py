@@ -45,7 +45,7 @@ def write_page(page: Path, book: Book) -> bool:
 
     new = _BLOCK.sub(fill, text)
     if new != text:
-        page.write_text(new)
+        page.write_text(new, encoding="utf-8")
     return drawn or new != text
 
 

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from stec.config import read_text
 from stec.report.frame import fill, frame, listing
 from stec.report.payload import curves
 from stec.report.tables import table
@@ -36,7 +37,7 @@ def render_transfers(paths: dict[str, Path]) -> str:
         results=_results(summaries),
         classes=_classes(summaries),
         sheets="".join(_sheet(name, path) for name, path in paths.items()),
-        setting="".join(listing(name, (path / CONFIG).read_text()) for name, path in paths.items()),
+        setting="".join(listing(name, read_text(path / CONFIG)) for name, path in paths.items()),
     )
     return frame(f"{len(paths)} transfers" if others else first, about, body, data, ["curves.js"])
 
