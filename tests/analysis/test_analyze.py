@@ -1,6 +1,7 @@
 """`stec analyze` as a person meets it."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -67,6 +68,20 @@ def test_classes_may_have_any_name(runs, monkeypatch):
     drawn = (path / "analysis/map.svg").read_text()
     assert "<!--  _hidden -->" in drawn, "in the legend"
     assert all(f"<!-- {name} -->" in drawn for name in ("a b", "c"))
+
+
+def test_a_folder_may_have_any_name(runs, tmp_path, monkeypatch, recwarn):
+    root = tmp_path / f"$x^$ 写 {os.fsdecode(bytes([0xE9]))}"
+    for i in range(40):
+        path = root / ("写", "dog")[i % 2] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (6 * i, 99, 99)).save(path)
+    path = runs("named", "data.source=folder", f"data.root={root}", "epochs=1")[0].path
+    monkeypatch.setitem(sys.modules, "umap", None)
+    recwarn.clear()
+    analyze(path, images=2)
+    assert "$x^$ 写 ?" in (path / "analysis/map.svg").read_text(encoding="utf-8")
+    assert [str(warning.message) for warning in recwarn if warning.category is UserWarning] == []
 
 
 @pytest.mark.parametrize("number", [10, 20])

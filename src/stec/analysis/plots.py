@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,11 +36,12 @@ def draw_figures(study: Study, title: str, folder: Path) -> list[Path]:
     if study.components:
         figures["actions"] = _actions
     paths = []
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # letters that no font has, axes along which all is equal
         for name, draw in figures.items():
             figure = Figure(layout="constrained")
             draw(figure, study)
-            figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+            figure.suptitle(_verbatim(title), x=0.01, ha="left", fontweight="bold")
             for suffix in (".png", ".svg"):
                 paths.append(folder / f"{name}{suffix}")
                 # Without a date, the same study gives the same file.
@@ -132,7 +134,11 @@ def _actions(figure: Figure, study: Study) -> None:
 
 
 def _verbatim(name: str) -> str:
-    """For matplotlib, which takes what is between dollars for a formula, and leaves a name with `_` out of a legend."""
+    """For matplotlib, which takes what is between dollars for a formula, and leaves a name with `_` out of a legend.
+
+    Nor can it draw what is no UTF-8, as names of folders may be.
+    """
+    name = name.encode("utf-8", "replace").decode()
     return f" {name}".replace("$", r"\$") if name.startswith("_") else name.replace("$", r"\$")
 
 
