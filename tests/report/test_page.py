@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -64,6 +66,12 @@ def test_the_page_of_a_run_shows_all_of_it(stec):
     assert "no sign of collapse" in text
     assert text.count(" %; 10 pairs</span>") == 4
     assert '<th scope="col">10 test images</th>' in text, "on what the distances rest"
+
+
+def test_too_few_images_for_umap_are_not_taken_for_a_missing_package(stec, monkeypatch):
+    monkeypatch.setitem(sys.modules, "umap", ModuleType("umap"))
+    (note,) = written(stec, images=5)[2]
+    assert note.endswith("The map shows two principal components; there are too few images for UMAP.")
 
 
 def test_what_was_measured_in_training_says_so(stec):
@@ -239,13 +247,13 @@ def test_whose_collapse_it_is(stec, tmp_path):
         assert words in written(path)[0]
 
 
-def test_names_cannot_break_the_page(runs, tmp_path):
-    nasty = "<!--<script>&"
+@pytest.mark.parametrize("nasty", ["<!--<script>&", os.fsdecode(b"caf\xe9")], ids=["html", "no utf8"])
+def test_names_cannot_break_the_page(runs, tmp_path, nasty):
     folder_of_images(tmp_path / "train", 40, nasty)
     folder_of_images(tmp_path / "train", 40, "plain")
     folder_of_images(tmp_path / "test", 6, nasty)
     folder_of_images(tmp_path / "test", 6, "plain")
-    path = runs("nasty", "data.source=folder", f"data.root={tmp_path}", "epochs=1")[0].path
+    path = runs(f"nasty {nasty}", "data.source=folder", f"data.root={tmp_path}", "epochs=1")[0].path
     text, data, _ = written(path)
     assert nasty in data["runs"][0]["map"]["classes"]
     assert nasty not in text

@@ -52,7 +52,8 @@ def gather(path: Path, name: str, images: int, seed: int) -> Material:
             if run.manipulation is None and pairing_of(config.method).manipulation:
                 notes.append("Only the encoder's weights are left, so the inferred actions are missing.")
             if found.projection.method == "PCA":
-                notes.append("The map shows two principal components; pip install 'stec[analysis]' gives UMAP.")
+                why = "there are too few images for UMAP" if has_umap() else "pip install 'stec[analysis]' gives UMAP"
+                notes.append(f"The map shows two principal components; {why}.")
         except UserError as error:
             notes.append(f"No map and no inferred actions: {error}.")
     return Material(name, folder.recipe, config, summary or {}, metrics, sample, found, notes)

@@ -49,7 +49,7 @@ def write_report(
         runs = [gather(path, name, images, seed) for name, path in named.items()]
         text, missing = render(runs), [f"{run.name}: {note}" for run in runs for note in run.notes]
     with replacing(out) as part:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="replace")  # names of folders may be no UTF-8
     return out, missing
 
 
