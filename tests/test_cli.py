@@ -206,6 +206,10 @@ def test_mistakes_are_one_line_and_exit_code_2(stec, tmp_path):
     (tmp_path / "empty").mkdir()
     refused(stec("pretrain", "empty"), "it is a folder; 'folder data.root=empty' reads your own images")
     refused(stec("pretrain", "folder", "empty"), "the images are data.root=empty")
+    (tmp_path / "my photos").mkdir()
+    refused(stec("pretrain", "my photos"), "'folder 'data.root=my photos'' reads your own images")
+    refused(stec("pretrain", "folder", "my photos"), "the images are 'data.root=my photos'")
+    refused(stec("pretrain", "folder", "data.root=my", "photos"), "key=value, in quotes if it holds a space")
     refused(stec("pretrain", "--epochs", "5"), "no option --epochs: settings are words without dashes, epochs=VALUE")
     refused(stec("views", "--batch-size", "5"), "batch_size=VALUE")
     refused(stec("pretrain", "data.root=empty"), "data.source=shapes reads no files")
@@ -282,6 +286,11 @@ def test_a_tenth_of_broken_images_is_fatal_and_one_is_named(stec, tmp_path):
     for i in range(12):
         (tmp_path / f"pictures/{i:03d}.png").write_bytes(b"not a picture")
     refused(stec("pretrain", *words, "--out", "second"), "more than 1 % of 120 images")
+
+
+def test_a_command_that_is_told_can_be_copied_into_a_shell(stec, tmp_path):
+    RunFolder.new(tmp_path / "my run", "default").begin(load("default", TINY))
+    refused(stec("pretrain", "--out", "my run"), "stec pretrain --resume 'my run'' continues it")
 
 
 def test_a_run_is_resumed_on_other_devices_with_all_else_as_it_was(stec, tmp_path, monkeypatch):

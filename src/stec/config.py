@@ -7,6 +7,7 @@ some of them, words on the command line change more, and the resolved tree is sa
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -262,7 +263,7 @@ def _intended(word: str) -> str:
     from stec.method import METHODS
 
     if Path(word).is_dir():
-        return f"it is a folder; 'folder data.root={word}' reads your own images"
+        return f"it is a folder; 'folder {shlex.quote(f'data.root={word}')}' reads your own images"
     for key, names in {"method": [*METHODS, *SOUND], "data.source": CHOICES["data.source"]}.items():
         if word.lower() in names:
             return f"did you mean {key}={word.lower()}?"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -103,7 +104,7 @@ class RunFolder:
         if self.recipe == FINE_TUNING:
             return "the same 'stec transfer classification'"
         task = task_of(self.path)
-        return f"'stec {f'transfer {task}' if task else 'pretrain'} --resume {self.path}'"
+        return f"'stec {f'transfer {task}' if task else 'pretrain'} --resume {shlex.quote(str(self.path))}'"
 
     @property
     def checkpoint(self) -> Path:

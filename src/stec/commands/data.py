@@ -97,7 +97,7 @@ def _describe_sounds(config: Config, save: Path | None) -> None:
     console.print(table)
     if save is not None:
         save_arrays(sounds, save)
-        hint(f"written to {save}: data.source=arrays data.root={save}")
+        hint(f"written to {save}: data.source=arrays {shlex.quote(f'data.root={save}')}")
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +43,9 @@ def recipe_and_config(words: list[str]) -> tuple[str, Config]:
     names = [word for word in words if "=" not in word]
     if len(names) > 1:
         folder = next((name for name in names[1:] if Path(name).is_dir()), None)
-        rest = f"the images are data.root={folder}" if folder else "everything else is key=value"
+        rest = "everything else is key=value, in quotes if it holds a space"
+        if folder:
+            rest = f"the images are {shlex.quote(f'data.root={folder}')}"
         raise UserError(f"more than one recipe: {', '.join(names)}; {rest}")
     shards = [word for word in words if word.startswith("data.root=") and word.endswith(".tar")]
     if len(shards) > 1:
