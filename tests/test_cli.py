@@ -166,6 +166,13 @@ def test_data_describes_ones_own_images(stec, tmp_path):
     assert out.startswith("pictures has no test folder: held out 2 of its images"), "one plain line"
 
 
+def test_data_says_that_there_are_more_classes_than_it_names(stec, tmp_path):
+    for name in "abcdefghijk":
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / f"pictures/{name}/1.png")
+    assert "11: a, b, c, d, e, f, g, h, i, j, ..." in stec("data", "folder", "data.root=pictures")[1]
+
+
 def test_views_draws_a_picture(stec, tmp_path):
     code, _, _ = stec("views", "-o", "pairs.png", "--pairs", "3")
     assert code == 0

@@ -290,6 +290,26 @@ def test_a_flat_folder_of_photos_of_all_kinds_trains_without_labels(train, tmp_p
     assert any(few in note for note in reporter.notes)
 
 
+@pytest.mark.parametrize(("number", "advice"), [(3, ""), (4, ", and batch_size=2 makes 2 an epoch")])
+def test_a_handful_of_images_is_advised_what_helps(train, tmp_path, number, advice):
+    for i in range(number):
+        Image.new("RGB", (32, 32), (40 * i, 9, 9)).save(tmp_path / f"{i}.png")
+    reporter = Silent()
+    words = (f"batch_size={number}", "epochs=1", "optimizer.warmup_epochs=0", "data.source=folder")
+    train("run", *words, f"data.root={tmp_path}", reporter=reporter)
+    few = f"batch_size={number} makes 1 step an epoch of {number} images, 1 in all: more epochs make more"
+    assert f"{few}{advice}" in reporter.notes
+
+
+def test_labels_of_which_none_can_be_tested_are_not_called_missing(train, tmp_path):
+    for i in range(32):
+        (tmp_path / f"class {i}").mkdir()
+        Image.new("RGB", (32, 32), (8 * i, 9, 9)).save(tmp_path / f"class {i}/only.png")
+    reporter = Silent()
+    train("run", "epochs=1", "data.source=folder", f"data.root={tmp_path}", reporter=reporter)
+    assert any("no labelled test images, so no probe" in note for note in reporter.notes)
+
+
 def test_streamed_data_trains_the_same_encoder_as_resident_data(train, tmp_path):
     root = tmp_path / "tree"
     drawn = shapes.render(96, 32)

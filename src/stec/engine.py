@@ -32,7 +32,7 @@ from stec.processes import known_shares, launched, shares
 from stec.replay import Replay
 from stec.reporter import Progress, Reporter
 from stec.run import RunFolder
-from stec.task import Settings, Task, fewer_each
+from stec.task import Settings, Task, smaller_batches
 
 TELL = 10.0  # seconds of silence after which a CPU tells of steps that are no line of metrics yet
 
@@ -69,7 +69,7 @@ class Loop:
         self.config, self.fabric, self.folder, self.reporter, self.task = config, fabric, folder, reporter, task
         if config.batch_size > task.items:
             larger = f"batch_size={config.batch_size} is larger than the training set ({task.items} examples)"
-            raise UserError(f"{larger}, which makes no step; {fewer_each(task.items)} an epoch")
+            raise UserError("; ".join([f"{larger}, which makes no step", *smaller_batches(task.items)]))
         if config.batch_size < fabric.world_size:
             raise UserError(f"batch_size={config.batch_size} is less than one example for each process: raise it")
         self.shares = shares(config.batch_size, fabric.world_size)  # how many examples of a batch each process has

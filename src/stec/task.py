@@ -108,7 +108,7 @@ class Task(ABC):
         return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-def fewer_each(items: int) -> str:
-    """For the person whose batches are too large: a batch size of which so many items make more than a few steps."""
+def smaller_batches(items: int, steps: int = 0) -> list[str]:
+    """For the person whose batches are too large: a size of which so many items make more steps, if there is one."""
     size = 2 ** max(1, (items // FEW_STEPS).bit_length() - 1)
-    return f"batch_size={size} makes {items // size}"
+    return [f"batch_size={size} makes {items // size} an epoch"] if items // size > steps else []

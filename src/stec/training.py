@@ -35,7 +35,7 @@ from stec.optim import create_optimizer, scaled_rate, warmup_cosine
 from stec.processes import mean, shares
 from stec.reporter import Reporter
 from stec.run import RunFolder
-from stec.task import FEW_STEPS, fewer_each
+from stec.task import FEW_STEPS, smaller_batches
 from stec.views import ViewBatch, Views
 
 SURE = 400  # images to test: with fewer, accuracies are uncertain by more than five points
@@ -105,8 +105,8 @@ def _pretrain(config: Config, fabric: Fabric, folder: RunFolder, reporter: Repor
     steps = len(dataset.train) // config.batch_size
     if 0 < steps < FEW_STEPS and config.data.source != "shapes":
         few = f"batch_size={config.batch_size} makes {steps} step{'s' if steps > 1 else ''} an epoch"
-        smaller = f"more epochs make more, and {fewer_each(len(dataset.train))} an epoch"
-        reporter.note(f"{few} of {len(dataset.train):,} images, {steps * config.epochs:,} in all: {smaller}")
+        more = ", and ".join(["more epochs make more", *smaller_batches(len(dataset.train), steps)])
+        reporter.note(f"{few} of {len(dataset.train):,} images, {steps * config.epochs:,} in all: {more}")
 
     torch.manual_seed(config.seed)
     views, method = build(config)
@@ -146,7 +146,8 @@ def _one_writer(config: DataConfig, fabric: Fabric) -> AbstractContextManager[No
 
 def _note_data(dataset: DataSet, classes: int, reporter: Reporter) -> None:
     test = f", {len(dataset.test):,} to test" if dataset.test is not None else ""
-    labels = f"{classes} classes" if classes else "no labels, so no probe"
+    missing = "no labelled test images" if dataset.classes else "no labels"
+    labels = f"{classes} classes" if classes else f"{missing}, so no probe"
     kept = "resident" if dataset.resident else "streamed"
     size = f"{dataset.size} px"
     reporter.note(f"data: {dataset.name}, {len(dataset.train):,} images to train{test}, {size}, {labels}, {kept}")

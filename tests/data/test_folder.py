@@ -91,6 +91,15 @@ def test_without_a_split_a_tenth_of_each_class_is_held_out(tmp_path, write_image
     assert_same_images(load_folder(tmp_path), data)
 
 
+def test_a_single_image_of_each_class_is_trained_on(tmp_path, write_image, caplog):
+    for name in ("ant", "bee"):
+        write_image(tmp_path / name / "only.png")
+    with caplog.at_level(logging.INFO, "stec"):
+        data = load_folder(tmp_path)
+    assert (data.train.labels.tolist(), data.test) == ([0, 1], None)
+    assert "one image of each class: training without a probe" in caplog.text
+
+
 def test_a_train_folder_alone_is_split_like_any_other(class_folders):
     shutil.rmtree(class_folders / "test")
     data = load_folder(class_folders)

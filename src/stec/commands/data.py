@@ -16,6 +16,8 @@ from stec.config import Config
 from stec.errors import UserError
 from stec.limits import SOUND
 
+_SHOWN = 10  # classes that are named
+
 
 class _Group(TyperGroup):
     """`stec data folder ...` is short for `stec data describe folder ...`."""
@@ -67,7 +69,8 @@ def describe(
     table.add_row("name", escape(dataset.name))
     table.add_row("to train", f"{len(dataset.train):,} images, {int((dataset.train.labels >= 0).sum()):,} labelled")
     table.add_row("to test", f"{len(dataset.test):,} images" if dataset.test is not None else "none")
-    classes = f"{len(dataset.classes)}: {', '.join(dataset.classes[:10])}" if dataset.classes else "none"
+    more = ", ..." if len(dataset.classes) > _SHOWN else ""
+    classes = f"{len(dataset.classes)}: {', '.join(dataset.classes[:_SHOWN])}{more}" if dataset.classes else "none"
     table.add_row("classes", escape(classes))
     table.add_row("kept at", f"{dataset.size} x {dataset.size} px, {'in memory' if dataset.resident else 'streamed'}")
     later = "" if dataset.resident else " so far: streamed images are read in training"

@@ -58,7 +58,10 @@ def open_folder(root: Path, size: int) -> Collection:
         return labelled(f"folder:{root}", train, None, size)
     train, test = _hold_out(train)
     held_out = sum(len(names) for names in test.classes.values())
-    logger.info("%s has no test folder: held out %d of its images, a tenth of each class", root, held_out)
+    if held_out:
+        logger.info("%s has no test folder: held out %d of its images, a tenth of each class", root, held_out)
+    else:
+        logger.info("%s has no test folder, and one image of each class: training without a probe", root)
     return labelled(f"folder:{root}", train, test if held_out else None, size)
 
 
