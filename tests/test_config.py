@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -158,6 +159,26 @@ def test_a_recipe_can_differ_for_some_methods(tmp_path):
         path.write_text(wrong)
         with pytest.raises(UserError, match="'methods' maps names of methods to keys"):
             load(str(path))
+
+
+def test_a_mistake_in_a_file_is_told_with_its_name(tmp_path):
+    mine, other = tmp_path / "mine.yaml", tmp_path / "other.yaml"
+    other.write_text(f"base: {mine}\nseed: 3\n")
+    for wrong, reason in {
+        "epoch: 3": "unknown key 'epoch'",
+        "epochs: many": "epochs=many: expected a whole",
+    }.items():
+        mine.write_text(f"{wrong}\n")
+        for recipe in (mine, other):
+            with pytest.raises(UserError) as error:
+                load(str(recipe), ["seed=4"])
+            assert str(error.value).startswith(f"{mine}: {reason}")
+    mine.write_text("seed: '${'\n")
+    with pytest.raises(UserError, match=f"^{re.escape(str(mine))}: seed: "):
+        load(str(mine))
+    mine.write_text("epochs: 3\n")
+    with pytest.raises(UserError, match=r"^epochs=many: expected a whole"):
+        load(str(mine), ["epochs=many"])
 
 
 def test_methods_named_in_recipes_exist():

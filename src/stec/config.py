@@ -223,16 +223,17 @@ def load_as(kind: type, recipe: str, words: Sequence[str] = (), of: str = "") ->
     tree, given = _schema(kind), _dotlist(words)
     for word in words:  # a group's own word would be lost among those of its keys
         _check_keys(_dotlist([word]), kind)
+    place, layer = f"{recipe}: ", given
     try:
-        for layer in [*_layers(recipe, given.get("method"), of), given]:
-            _check_keys(layer, kind)
+        for place, layer in [*_layers(recipe, given.get("method"), of), ("", given)]:
+            _check_keys(layer, kind, place)
             tree = OmegaConf.unsafe_merge(tree, layer)  # type: ignore[assignment]
         return _tuples(OmegaConf.to_object(tree))
     except OmegaConfBaseException as error:
         key = (getattr(error, "full_key", None) or "").partition("[")[0] or _unfitting(layer, kind)
         if isinstance(error, ValidationError) and key in _keys(kind):
-            raise UserError(f"{key}={OmegaConf.select(layer, key)}: expected {wanted(kind, key)}") from None
-        raise UserError(f"{key}{': ' if key else ''}{str(error).splitlines()[0]}") from None
+            raise UserError(f"{place}{key}={OmegaConf.select(layer, key)}: expected {wanted(kind, key)}") from None
+        raise UserError(f"{place}{key}{': ' if key else ''}{str(error).splitlines()[0]}") from None
     except (ValueError, TypeError, RecursionError) as error:  # what strange YAML makes of itself
         raise UserError(f"{recipe}: {error}") from None
 
@@ -278,8 +279,11 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: not a text file: {error}") from None
 
 
-def _layers(recipe: str, method: str | None, of: str) -> Iterator[DictConfig]:
-    """What the recipe is based on first, the recipe itself last; each followed by what it has for the method alone."""
+def _layers(recipe: str, method: str | None, of: str) -> Iterator[tuple[str, DictConfig]]:
+    """What the recipe is based on first, the recipe itself last; each followed by what it has for the method alone.
+
+    Before each, where it is from, to begin a message with.
+    """
     contents: dict[str, dict[str, Any]] = {}
     name: str | None = recipe
     while name:
@@ -290,14 +294,13 @@ def _layers(recipe: str, method: str | None, of: str) -> Iterator[DictConfig]:
         if not isinstance(name, str | None):
             raise UserError(f"{recipe}: 'base' is the name of a recipe")
     method = method or next((content["method"] for content in contents.values() if "method" in content), Config.method)
-    for content in reversed(contents.values()):
+    for place, content in reversed(contents.items()):
         content.pop("about", None)
         methods = content.pop("methods", {})
         if not (isinstance(methods, dict) and all(isinstance(keys, dict) for keys in methods.values())):
             raise UserError(f"{recipe}: 'methods' maps names of methods to keys that differ for them")
-        yield OmegaConf.create(content)
         own: dict[str, Any] = methods.get(str(method), {})
-        yield OmegaConf.create(own)
+        yield from ((f"{place}: ", OmegaConf.create(keys)) for keys in (content, own))
 
 
 def _unfitting(layer: DictConfig, kind: type) -> str:
@@ -355,7 +358,7 @@ def known_keys() -> set[str]:
     return set(_keys(Config))
 
 
-def _check_keys(layer: DictConfig, kind: type) -> None:
+def _check_keys(layer: DictConfig, kind: type, place: str = "") -> None:
     known = list(_keys(kind))
 
     def walk(node: DictConfig, prefix: str) -> None:
@@ -365,13 +368,13 @@ def _check_keys(layer: DictConfig, kind: type) -> None:
                 tails = {k.rpartition(".")[2]: k for k in known}
                 tail = str(name)
                 hint = f"did you mean '{tails[tail]}'?" if tail in tails else nearest(key, known)
-                raise UserError(f"unknown key '{key}': {hint} (--print-config shows all)")
+                raise UserError(f"{place}unknown key '{key}': {hint} (--print-config shows all)")
             child = node._get_node(name)
             inner = [k for k in known if k.startswith(f"{key}.")]
             if isinstance(child, DictConfig):
                 walk(child, f"{key}.")
             elif inner:
-                raise UserError(f"'{key}' is a group of keys, such as {inner[0]}=...")
+                raise UserError(f"{place}'{key}' is a group of keys, such as {inner[0]}=...")
 
     walk(layer, "")
 
