@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from safetensors import safe_open
 from tiny_runs import Runner, Silent
 
@@ -189,6 +190,16 @@ def test_what_makes_no_sense_is_one_line(run, stec, tmp_path):
     file = shutil.copy(run / "encoder.safetensors", tmp_path / "e.safetensors")
     refused([str(file)], "does not say which images to classify")
     refused(["nowhere"], "no such run folder or file")
+
+
+def test_results_are_named_after_the_folder_that_is_meant(run, stec, tmp_path, monkeypatch):
+    for i in range(8):
+        (tmp_path / f"pictures/{i % 2}").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (30 * i, 9, 9)).save(tmp_path / f"pictures/{i % 2}/{i}.png")
+    monkeypatch.chdir(tmp_path / "pictures")
+    code, _, err = stec("transfer", "classification", str(run), "--data", "folder:.", "--linear-only")
+    assert code == 0, err
+    assert (run / "transfer/folder-pictures/classification.json").is_file()
 
 
 def test_the_command_prints_a_table_and_writes_json(run, stec, tmp_path):

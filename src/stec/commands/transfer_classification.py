@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +45,8 @@ def classification(
     encoder = load(run)
     config = configure(encoder, run, place, words or [])
     if out is None:
-        name = "-".join([config.data.source, *([Path(config.data.root).name] if config.data.root else [])])
+        root = [Path(os.path.abspath(config.data.root)).name] if config.data.root else []  # `.` has a name, too
+        name = "-".join([config.data.source, *root])
         out = (run if run.is_dir() else run.with_suffix("")) / "transfer" / name
     results = out / "classification.json"
     make_room(results)
