@@ -53,10 +53,15 @@ def test_a_limit_takes_some_files_with_their_labels_wherever_they_are_kept(class
         assert torch.equal(other.train.labels, few.train.labels)
 
 
-@pytest.mark.parametrize("name", ["val", "valid", "validation"])
-def test_other_names_may_stand_for_test(class_folders, name):
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [("train", "val"), ("train", "valid"), ("train", "validation"), ("Training", "Testing"), ("TRAIN", "Val")],
+)
+def test_other_names_may_stand_for_train_and_test(class_folders, train, test):
+    """Else the two would be taken for classes."""
     expected = load_folder(class_folders)
-    (class_folders / "test").rename(class_folders / name)
+    (class_folders / "test").rename(class_folders / test)
+    (class_folders / "train").rename(class_folders / train)
     assert_same_images(load_folder(class_folders), expected)
 
 

@@ -20,7 +20,9 @@ from stec.errors import UserError
 logger = logging.getLogger("stec")
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
-TESTS = ("test", "val", "valid", "validation")  # what a folder of test images may be called, the likeliest first
+# What folders of training and of test images may be called, in any case of letters, the likeliest first.
+TRAINS = ("train", "training")
+TESTS = ("test", "testing", "val", "valid", "validation")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Listing:
 
 
 def open_folder(root: Path, size: int) -> Collection:
-    """A tree of images: `train` and `test` folders (or one of `TESTS`), or one folder of which a tenth is held out.
+    """A tree of images: folders of training and test images (`TRAINS`, `TESTS`), or one of which a tenth is held out.
 
     Folders inside a split are its classes. Where there are none, or only one, there are no labels and no test split.
     """
@@ -109,10 +111,11 @@ def _split_folders(root: Path) -> tuple[Path, list[Path]]:
 
     A lone `train` among other folders is taken for a class of that name: there are data sets of vehicles.
     """
-    folders = [path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    tests = [root / name for name in TESTS if name in folders]
-    if "train" in folders and (tests or len(folders) == 1):
-        return root / "train", tests
+    named = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "."}
+    train = next((named[name] for name in TRAINS if name in named), None)
+    tests = [named[name] for name in TESTS if name in named]
+    if train is not None and (tests or len(named) == 1):
+        return train, tests
     return root, []
 
 
