@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: one live line in a terminal, plain lines elsewhere."""
+"""What a person sees while a run trains: a live line in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Watcher:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.live = console.is_terminal
-        # On a narrow screen the end of the line is cut off, and there is no room for a bar.
-        line = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+        # On a narrow screen the line becomes two, and there is no room for a bar.
+        line = TextColumn("{task.description}", table_column=Column(overflow="fold"))
         bar = [BarColumn(bar_width=20)] if console.width >= WIDE else []
         self.bar = Bar(*bar, line, console=console)
         self.task = self.bar.add_task("", total=None, visible=False)
@@ -62,7 +62,7 @@ class Watcher:
 
 
 def describe(progress: Progress) -> str:
-    """The time left, which no screen is too narrow for, then losses, accuracies and speed."""
+    """The time left, losses, accuracies and speed."""
     m = progress.metrics
     seconds = (progress.steps - progress.step) * progress.seconds / progress.step
     parts = ["done" if progress.step == progress.steps else f"{clock(seconds)} left"]
