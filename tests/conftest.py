@@ -21,6 +21,14 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Names that are no UTF-8, which a command told: pytest's processes cannot hand them to each other."""
+    report = yield
+    report.sections = [(name, text.encode(errors="replace").decode()) for name, text in report.sections]
+    return report
+
+
 @pytest.fixture
 def train(tmp_path) -> Runner:
     return Runner(tmp_path)
