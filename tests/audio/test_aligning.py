@@ -62,7 +62,14 @@ def test_recordings_of_any_name_are_found_again_in_what_is_written(tmp_path, spe
 
 def test_words_are_as_the_dictionary_has_them():
     assert words_of("WON'T  you, Tell Dr. O'Neil's?\n") == ["won't", "you", "tell", "dr", "o'neil's"]
-    assert words_of("the boys' 'tis 12 été_x --") == ["the", "boys'", "'tis", "été", "x"]
+    assert words_of("the boys' 'tis été_x --") == ["the", "boys'", "'tis", "été", "x"]
+    typeset = "\u2018Won\u2019t you?\u2019 the boys\u2019 uncle said."
+    assert words_of(typeset) == ["won't", "you", "the", "boys", "uncle", "said"]
+
+
+def test_a_number_is_a_word_that_has_no_pronunciation(folder):
+    (folder / "ann" / "ann.trans.txt").write_text("0 SEE YOU\n1 SEE 12\n")
+    assert write_alignment(folder, folder / "phones.txt", 1).unknown == {"1": ["12"]}
 
 
 def test_transcripts_of_librispeech_and_beside_a_file(tmp_path):

@@ -119,8 +119,9 @@ def transcripts(root: Path) -> dict[str, list[str]]:
 
 
 def words_of(text: str) -> list[str]:
-    """In small letters, without marks but the apostrophe."""
-    return re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)*'?|'[^\W\d_]+", text.lower())
+    """In small letters, without marks but the apostrophe. Numbers are words, too, though no dictionary has them."""
+    words = re.findall(r"[^\W_]+(?:['\u2019][^\W_]+)*'?|'[^\W_]+", text.lower())
+    return [word.replace("\u2019", "'") for word in words]
 
 
 def read_pronunciations(path: Path) -> dict[str, str]:
