@@ -79,6 +79,13 @@ def test_transcripts_of_librispeech_and_beside_a_file(tmp_path):
     assert transcripts(tmp_path) == {"7-8-0000": ["a", "b"], "7-8-0002": ["c"], "hello": ["hello", "world"]}
 
 
+def test_words_may_begin_with_a_mark_of_their_encoding(tmp_path):
+    (tmp_path / "7-8.trans.txt").write_text("7-8-0000 A B\n", "utf-8-sig")
+    assert transcripts(tmp_path) == {"7-8-0000": ["a", "b"]}
+    (tmp_path / "words").write_text("BRILLIGS B\n", "utf-8-sig")
+    assert read_pronunciations(tmp_path / "words") == {"brilligs": "B"}
+
+
 def test_phones_are_those_of_the_words_and_last_as_long_as_the_recording(aligner, speech):
     found = aligner.align(speech, ["see", "you"])
     assert [phone for phone, _ in found if phone != "SIL"] == ["S", "IY", "Y", "UW"]
@@ -105,8 +112,9 @@ def test_a_file_for_the_alignment_of_audio(folder, speech):
         write_alignment(folder, out, 1)
 
 
-def test_pronunciations_can_be_added(folder):
-    (folder / "more.dict").write_text("BRILLIGS m uw  n\n\n")
+@pytest.mark.parametrize("between", [" ", "\t"])
+def test_pronunciations_can_be_added(folder, between):
+    (folder / "more.dict").write_text(f"BRILLIGS{between}m uw  n\n\n")
     written = write_alignment(folder, folder / "phones.txt", 1, folder / "more.dict")
     assert written.unknown == {}
     phones = read_alignment(folder / "phones.txt")["1"].phones

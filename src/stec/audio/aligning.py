@@ -109,7 +109,7 @@ def transcripts(root: Path) -> dict[str, list[str]]:
     """Utterance -> its words, as the dictionary writes them."""
     found: dict[str, list[str]] = {}
     for path in sorted(root.rglob("*.txt")):
-        text = path.read_text(errors="replace")
+        text = path.read_text("utf-8-sig", errors="replace")
         if path.name.endswith(".trans.txt"):
             named = (line.split(maxsplit=1) for line in text.splitlines())
             found |= {line[0]: words_of(line[1]) for line in named if len(line) == 2}
@@ -129,12 +129,12 @@ def read_pronunciations(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise UserError(f"--pronunciations {path}: no such file")
     found = {}
-    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
-        word, _, phones = line.strip().partition(" ")
-        if word and not phones.strip():
+    for number, line in enumerate(path.read_text("utf-8-sig", errors="replace").splitlines(), 1):
+        parts = line.split()
+        if len(parts) == 1:
             raise UserError(f"{path}, line {number}: expected 'word PHONE PHONE ...'")
-        if word:
-            found[word.lower()] = " ".join(phones.upper().split())
+        if parts:
+            found[parts[0].lower()] = " ".join(parts[1:]).upper()
     return found
 
 
