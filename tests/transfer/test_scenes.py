@@ -104,8 +104,15 @@ def test_sbd_adds_images_that_no_other_set_has(tree):
     assert found.train.sizes[0].tolist() == [50, 70]  # six alone, in the place that was asked for
     assert (found.train.masks[0, :50, :70] == 3).all()
     assert len(found.test) == 2
+    alone = read(tree.root, "segmentation", train=("SBD/train",), test=("SBD/train",))
+    assert (len(alone.train), len(alone.test)) == (3, 3)
     with pytest.raises(UserError, match="SBD has masks alone"):
         read(tree.root, train=("SBD/train",))
+
+
+def test_images_that_are_trained_on_and_tested_are_told(tree):
+    (tree.folder / "ImageSets" / "Main" / "trainval.txt").write_text("one\ntwo\nthree\nfour\nfive\n")
+    assert read(tree.root, train=("VOC2012/trainval",)).notes == ("2 images to test are among those to train on",)
 
 
 def test_wider_masks_go_before(tree):

@@ -101,6 +101,8 @@ def load_scenes(config: ScenesConfig, task: str, device: torch.device) -> SceneS
         sets, first = ", ".join(config.train), entries[0][0].annotation
         raise UserError(f"{sets}: no object in any of its {len(entries[0]):,} annotations, such as {first}")
     train, test = (pack(part.scenes, config.size, home) for part in found)
+    both = len({entry.image for entry in entries[0]}.intersection(entry.image for entry in entries[1]))
+    notes = [f"{both:,} images to test are among those to train on"] if both else []
     return SceneSet(
         name=f"{', '.join(config.train)} -> {', '.join(config.test)}",
         train=train,
@@ -108,7 +110,7 @@ def load_scenes(config: ScenesConfig, task: str, device: torch.device) -> SceneS
         classes=(BACKGROUND, *classes),
         fingerprint=_fingerprint(train, test),
         skipped=tuple(name for part in found for name in part.skipped),
-        notes=tuple(note for part in found for note in part.notes),
+        notes=(*(note for part in found for note in part.notes), *notes),
     )
 
 

@@ -60,7 +60,7 @@ def open_sets(root: Path, train: Sequence[str], test: Sequence[str], task: str) 
     taken: set[str] = set()
     found: dict[str, list[Entry]] = {}
     # SBD last, as it holds images of VOC's own sets: those are taken from there.
-    for word in sorted([*test, *train], key=lambda word: _is_sbd(_folder(root, word))):
+    for word in sorted(dict.fromkeys([*test, *train]), key=lambda word: _is_sbd(_folder(root, word))):
         entries = _open_set(root, word, task)
         if _is_sbd(_folder(root, word)):
             entries = [entry for entry in entries if entry.image.stem not in taken]
