@@ -150,6 +150,13 @@ def test_images_of_which_none_has_an_object_are_refused(tree):
     assert len(read(tree.root, "segmentation").train) == 3
 
 
+def test_masks_of_which_none_shows_a_class_are_refused(tree):
+    for name in ("one", "two", "three"):
+        tree.mask(name, np.repeat(np.uint8([[0, 255]]), 40, axis=1).repeat(60, axis=0))  # white for what is there
+    with pytest.raises(UserError, match=r"no pixel of a class \(1 to 20; 255 is void\) in any .* such as .*one\.png"):
+        read(tree.root, "segmentation")
+
+
 def test_unknown_classes_are_named(tree):
     tree.boxes("two", ("cta", 0, 11, 6, 40, 45))
     with pytest.raises(UserError, match=r"two\.xml: unknown class 'cta': did you mean 'cat'\?; data.classes"):

@@ -97,9 +97,10 @@ def load_scenes(config: ScenesConfig, task: str, device: torch.device) -> SceneS
     entries = open_sets(Path(config.root or ""), config.train, config.test, task)
     home = _home(config, sum(map(len, entries)), device, task)
     found = [read_scenes(part, classes, config.size, task, config.workers) for part in entries]
-    if task == "detection" and not any(len(scene.boxes) for scene in found[0].scenes):
+    if not any(map(_shows_something, found[0].scenes)):
         sets, first = ", ".join(config.train), entries[0][0].annotation
-        raise UserError(f"{sets}: no object in any of its {len(entries[0]):,} annotations, such as {first}")
+        what = "object" if task == "detection" else f"pixel of a class (1 to {len(classes)}; {VOID} is void)"
+        raise UserError(f"{sets}: no {what} in any of its {len(entries[0]):,} annotations, such as {first}")
     train, test = (pack(part.scenes, config.size, home) for part in found)
     both = len({entry.image for entry in entries[0]}.intersection(entry.image for entry in entries[1]))
     notes = [f"{both:,} images to test are among those to train on"] if both else []
@@ -112,6 +113,11 @@ def load_scenes(config: ScenesConfig, task: str, device: torch.device) -> SceneS
         skipped=tuple(name for part in found for name in part.skipped),
         notes=(*(note for part in found for note in part.notes), *notes),
     )
+
+
+def _shows_something(scene: Scene) -> bool:
+    """Whether there is more than background in a scene."""
+    return len(scene.boxes) > 0 if scene.mask is None else bool(((scene.mask > 0) & (scene.mask != VOID)).any())
 
 
 def _home(config: ScenesConfig, number: int, device: torch.device, task: str) -> torch.device:
