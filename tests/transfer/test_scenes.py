@@ -106,6 +106,9 @@ def test_sbd_adds_images_that_no_other_set_has(tree):
     assert len(found.test) == 2
     alone = read(tree.root, "segmentation", train=("SBD/train",), test=("SBD/train",))
     assert (len(alone.train), len(alone.test)) == (3, 3)
+    (folder / "val.txt").write_text("one\n")
+    with pytest.raises(UserError, match="image set SBD/val: other sets have all of its images"):
+        read(tree.root, "segmentation", test=("SBD/val",))
     with pytest.raises(UserError, match="SBD has masks alone"):
         read(tree.root, train=("SBD/train",))
 

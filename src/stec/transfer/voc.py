@@ -66,6 +66,9 @@ def open_sets(root: Path, train: Sequence[str], test: Sequence[str], task: str) 
             entries = [entry for entry in entries if entry.image.stem not in taken]
         taken.update(entry.image.stem for entry in entries)
         found[word] = entries
+    for words in (train, test):
+        if not any(found[word] for word in words):
+            raise UserError(f"image set {', '.join(words)}: other sets have all of its images")
     return [entry for word in train for entry in found[word]], [entry for word in test for entry in found[word]]
 
 
