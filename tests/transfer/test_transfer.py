@@ -186,6 +186,8 @@ def test_on_the_command_line(stec):
         (["detection", "none", "voc-detection"], "data.root=PATH"),
         (["detection", "none", "voc-detectoin"], "did you mean 'voc-detection'?"),
         (["detection", "none", "data.root=VOC"], "data.source=shapes reads no files"),
+        (["segmentation", "none", "voc-segmentation", "data.root=.", "data.classes=[background,cat]"], "is class 0"),
+        (["detection", "none", "voc-detection", "data.root=.", "data.classes=[cat,cat]"], "is there twice"),
         (["detection", "none", "data.size=50"], "must be a multiple of 32"),
         (["detection", "none", "detection.sides=[0]"], "must be multiples of 32"),
         (["detection", "none", "detection.anchors=[16,0]"], "detection.anchors=(16, 0): needs at least one side"),

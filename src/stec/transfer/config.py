@@ -177,5 +177,8 @@ def _check(given: TransferConfig) -> None:
     checks.require_schedule()
     if given.data.source == "voc":
         require(given.data.root is not None, "data.root", "say where the images lie: data.root=PATH")
+        named = given.data.classes
+        require("background" not in named, "data.classes", "leave the background out, which is class 0")
+        require(len(set(named)) == len(named), "data.classes", "a name is there twice")
         for key in ("data.train", "data.test"):
             require(bool(value_of(key)), key, "needs an image set, such as [VOC2012/train]")
