@@ -295,7 +295,7 @@ def test_an_alignment_may_be_compressed_and_its_mistakes_are_named(tmp_path):
     path = tmp_path / "phones.txt.gz"
     path.write_bytes(gzip.compress(b"a-1 1600 dict SIL:4 AH:5\n"))
     assert read_alignment(path) == {"a-1": Aligned(1600, ["SIL", "AH"], [4, 5])}
-    path.write_bytes(gzip.compress(b"\xef\xbb\xbfa-1 1600 dict SIL:4\n"))  # as some editors begin a file
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbfa-1 1600 dict SIL:4\r\n\r\n"))  # as some editors begin and end a file
     assert list(read_alignment(path)) == ["a-1"]
     path = tmp_path / "phones.txt"
     for text, message in (

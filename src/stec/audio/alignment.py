@@ -42,6 +42,8 @@ def read_alignment(path: Path) -> dict[str, Aligned]:
     found: dict[str, Aligned] = {}
     text = plain.decode("utf-8-sig", errors="surrogateescape")  # names of files may be no UTF-8
     for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
         match = LINE.fullmatch(line)
         if match is None:
             expected = "utterance samples source PHONE:frames PHONE:frames ..."
