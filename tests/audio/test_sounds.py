@@ -205,6 +205,7 @@ def test_names_of_any_bytes_are_names(tmp_path):
         ("empty.wav", "no samples"), ("silent.wav", "silent"), ("short.flac", "Error"), ("short.wav", "truncated"),
         ("text.wav", "not recognised"), ("zero.flac", "not recognised"), ("nan.wav", "no numbers"),
         ("constant.wav", "silent"), ("instant.wav", "no samples"), ("long.flac", "Unable to allocate|truncated"),
+        ("piped.flac", "does not say how long it is"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_heard_is_unreadable(tmp_path, name, reason):
@@ -220,9 +221,10 @@ def test_what_cannot_be_heard_is_unreadable(tmp_path, name, reason):
         soundfile.write(path, content.get(name, np.random.default_rng(0).normal(0, 0.1, 16_000)), rate, subtype)
     if name.startswith("short"):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    if name == "long.flac":  # in its header, the length
+    if name in ("long.flac", "piped.flac"):  # in its header, the length
         content = bytearray(path.read_bytes())
-        content[21:26] = bytes([content[21] | 0x0F, *b"\xff\xff\xff\xff"])
+        length = [content[21] | 0x0F, *b"\xff\xff\xff\xff"] if name == "long.flac" else [content[21] & 0xF0, 0, 0, 0, 0]
+        content[21:26] = bytes(length)
         path.write_bytes(content)
     with pytest.raises(UnreadableError, match=reason):
         files.read(path, soundfile, soxr)

@@ -30,6 +30,7 @@ from stec.errors import UserError
 EXTENSIONS = (".flac", ".wav", ".ogg")
 NOBODY = "nobody"  # who speaks in a file that lies in no folder
 SILENCE = 1e-4  # samples farther apart than twice this make a recording
+UNTOLD = 2**63 - 1  # libsndfile's number of samples where a header has none, past whose end it cannot read then
 # How libsndfile tells of samples that end too early, in WAV, RF64, W64, AIFF and AU, any of which may be named .wav.
 TRUNCATED = re.compile(r"^ *(?:data|Riff size|riff|SSND|Data Size) *: (\d+) \(should be", re.MULTILINE)
 
@@ -94,6 +95,8 @@ def read(path: Path, soundfile: ModuleType, soxr: ModuleType) -> np.ndarray:
     try:
         with soundfile.SoundFile(os.fsencode(path)) as file:  # of a word, it would not take bytes that are no UTF-8
             expected, rate, log = file.frames, file.samplerate, file.extra_info
+            if expected == UNTOLD:
+                raise UnreadableError("it does not say how long it is, as FLAC from a pipe: decode and encode it again")
             samples = file.read(dtype="float32", always_2d=True).mean(axis=1)
     except (soundfile.SoundFileError, RuntimeError, OSError, ValueError, MemoryError) as error:
         reason = getattr(error, "error_string", str(error))  # without the name, in bytes
