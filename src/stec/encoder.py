@@ -111,6 +111,8 @@ def load(path: str | Path) -> Encoder:
 def _read(path: Path, description: Description | None) -> Encoder:
     """The encoder in a file, which describes itself unless somebody else does."""
     weights, metadata = read_weights(path)
+    if metadata.get("stec") == "audio":
+        raise UserError(f"{path} is an encoder of sound: stec.audio.load opens it")
     if description is None:
         try:
             description = Description.parse(metadata)

@@ -366,6 +366,8 @@ def test_figures_and_the_page_show_what_the_probe_measured(finished, stec, monke
     shutil.rmtree(folder.path / "analysis")
     code, _, err = stec("probe", str(folder.path))
     assert (code, "is a run on sound" in err) == (2, True)
+    code, _, err = stec("transfer", "segmentation", str(folder.path / "encoder.safetensors"))
+    assert (code, "is an encoder of sound: stec.audio.load opens it" in err) == (2, True)
 
 
 def test_the_confusion_is_that_of_the_probe(finished, monkeypatch):
