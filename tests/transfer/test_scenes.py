@@ -183,6 +183,15 @@ def test_missing_sets_and_folders_are_named(tree):
         read(tree.root, train=("VOC2012/none",))
 
 
+@pytest.mark.parametrize(("kind", "end"), [("Annotations", "xml"), ("JPEGImages", "jpg")])
+def test_a_set_without_any_of_its_files_is_told_before_another_is_read(tree, kind, end):
+    for name in ("four", "five"):
+        (tree.folder / kind / f"{name}.{end}").unlink()
+    tree.boxes("one", ("unknown", 0, 1, 1, 2, 2))  # of the set that is read first
+    with pytest.raises(UserError, match=rf"image set VOC2012/val: .*four.{end} is missing, and so are all others"):
+        read(tree.root)
+
+
 def test_lists_may_begin_with_a_mark_of_their_encoding_and_name_files_by_any_bytes(tree):
     odd = (
         os.fsencode(tree.folder / "JPEGImages") + b"/j\xf6rg.jpg",

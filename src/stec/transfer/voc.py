@@ -62,6 +62,9 @@ def open_sets(root: Path, train: Sequence[str], test: Sequence[str], task: str) 
     # SBD last, as it holds images of VOC's own sets: those are taken from there.
     for word in sorted(dict.fromkeys([*test, *train]), key=lambda word: _is_sbd(_folder(root, word))):
         entries = _open_set(root, word, task)
+        for files in ([entry.image for entry in entries], [entry.annotation for entry in entries]):
+            if not any(file.is_file() for file in files):  # a test set without annotations, before minutes of reading
+                raise UserError(f"image set {word}: {files[0]} is missing, and so are all others of its kind")
         if _is_sbd(_folder(root, word)):
             entries = [entry for entry in entries if entry.image.stem not in taken]
         taken.update(entry.image.stem for entry in entries)
