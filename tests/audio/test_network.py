@@ -93,6 +93,19 @@ def test_features_of_an_utterance_do_not_depend_on_its_company(bidirectional):
         assert torch.allclose(network(padded(waveforms[1])[None])[1][0], together[1], atol=1e-6)
 
 
+@pytest.mark.parametrize("length", [6 * 160, 7 * 160, 12 * 160 + 159, 13 * 160 + 1])
+def test_a_long_recording_is_heard_in_parts_and_has_the_same_features(monkeypatch, length):
+    torch.manual_seed(0)
+    network, waveform = Network("cpc-small").eval(), torch.randn(length)
+    (whole,) = network.features([waveform])
+    forward, heard = network.encoder.forward, []
+    monkeypatch.setattr(network.encoder, "forward", lambda x: (heard.append(x.shape[1]), forward(x))[1])
+    monkeypatch.setattr("stec.audio.network.MOST", 6)
+    (parts,) = network.features([waveform])
+    assert max(heard) == 5 * 160 + 465
+    assert torch.allclose(parts, whole, atol=1e-5)
+
+
 def test_an_unknown_size_is_named():
     with pytest.raises(UserError, match="encoder=cpc-smal: did you mean 'cpc-small'"):
         Network("cpc-smal")

@@ -19,6 +19,7 @@ from stec.errors import UserError, nearest
 from stec.run import ENCODER, read_weights
 
 RATE = 16_000  # samples per second of all that is heard here
+MOST = 6_000  # frames that the encoder makes at once for features
 
 
 class Layer(NamedTuple):
@@ -164,8 +165,14 @@ class Network(nn.Module):
         They are float32 at 16 kHz with a power of 1, as in training; frame t is that of the samples around 160 t + 80.
         """
         with torch.backends.cudnn.flags(enabled=True, benchmark=False):  # every length would be tried out anew
-            frames = [self.encoder.forward(padded(waveform)[None])[0] for waveform in waveforms]
-            return self.context.ragged(frames)
+            return self.context.ragged([self._frames(padded(waveform)) for waveform in waveforms])
+
+    def _frames(self, waveform: Tensor) -> Tensor:
+        """Frames (T, D) of a waveform (S,), a minute at a time: an hour at once would take 45 GB."""
+        field, hop = geometry()
+        count = frame_count(len(waveform))
+        pieces = (waveform[start * hop :][: (MOST - 1) * hop + field] for start in range(0, count, MOST))
+        return torch.cat([self.encoder.forward(piece[None])[0] for piece in pieces])
 
 
 def load(path: str | Path) -> Network:
