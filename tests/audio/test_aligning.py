@@ -79,6 +79,12 @@ def test_transcripts_of_librispeech_and_beside_a_file(tmp_path):
     assert transcripts(tmp_path) == {"7-8-0000": ["a", "b"], "7-8-0002": ["c"], "hello": ["hello", "world"]}
 
 
+def test_words_are_found_wherever_recordings_are(folder, tmp_path_factory):
+    linked = tmp_path_factory.mktemp("linked")
+    (linked / "to").symlink_to(folder / "ann")
+    assert transcripts(linked) == transcripts(folder) == {"0": ["see", "you"], "1": ["see", "brilligs"]}
+
+
 def test_words_may_begin_with_a_mark_of_their_encoding(tmp_path):
     (tmp_path / "7-8.trans.txt").write_text("7-8-0000 A B\n", "utf-8-sig")
     assert transcripts(tmp_path) == {"7-8-0000": ["a", "b"]}

@@ -22,7 +22,7 @@ from stec.audio.files import EXTENSIONS, package, read
 from stec.audio.network import RATE
 from stec.checking import require_folder
 from stec.data.decoding import UnreadableError
-from stec.data.folder import file_names
+from stec.data.folder import file_names, names_below
 from stec.errors import UserError
 from stec.run import make_room, replacing
 
@@ -108,7 +108,7 @@ def write_alignment(
 def transcripts(root: Path) -> dict[str, list[str]]:
     """Utterance -> its words, as the dictionary writes them."""
     found: dict[str, list[str]] = {}
-    for path in sorted(root.rglob("*.txt")):
+    for path in (root / name for name in names_below(root, (".txt",))):
         text = path.read_text("utf-8-sig", errors="replace")
         if path.name.endswith(".trans.txt"):
             named = (line.split(maxsplit=1) for line in text.splitlines())

@@ -100,10 +100,15 @@ def image_names(folder: Path) -> list[str]:
 
 def file_names(folder: Path, extensions: tuple[str, ...], what: str) -> list[str]:
     """Names relative to the folder of all files below it with these endings, sorted; UserError if there is none."""
-    names = list(_file_names(folder, Path(), (), extensions))
+    names = names_below(folder, extensions)
     if not names:
         raise UserError(f"{folder} holds no {what}: none of its files ends in {' '.join(extensions)}")
     return names
+
+
+def names_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
+    """As `file_names`, and there may be none."""
+    return list(_file_names(folder, Path(), (), extensions))
 
 
 def _split_folders(root: Path) -> tuple[Path, list[Path]]:
