@@ -128,6 +128,25 @@ def test_train_and_test_of_a_folder_or_a_pattern(tmp_path):
         open_with(tmp_path, test_root=str(write_shards(tmp_path / "wrong")))
 
 
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [("imagenet1k-train", "imagenet1k-validation"), ("Train", "Test"), ("cifar_training_", "cifar_test_")],
+)
+def test_shards_to_test_on_are_known_by_a_word_in_their_names(tmp_path, train, test):
+    write_shards(tmp_path, 3, 2, name=train)
+    write_shards(tmp_path, 1, 4, name=test)
+    found = open_with(tmp_path)
+    assert (len(found.train), len(found.test)) == (6, 4)
+    assert len(open_with(tmp_path / "*.tar", test_root=str(write_shards(tmp_path / "x", name="y"))).train) == 10
+
+
+def test_shards_of_trains_are_as_good_as_those_of_ships(tmp_path):
+    for name in ("model-train", "model-ship", "trial"):
+        write_shards(tmp_path, 1, 2, name=name)
+    found = open_with(tmp_path)
+    assert (len(found.train), found.test) == (6, None)
+
+
 def test_a_shard_is_to_train_on_or_to_test_on(tmp_path):
     write_shards(tmp_path, 2, 2)
     write_shards(tmp_path, 1, 4, name="test")

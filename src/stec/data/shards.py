@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from stec.data.arrays import CLASSES, parse_classes
 from stec.data.decoding import Picture, UnreadableError, decode
+from stec.data.folder import TESTS, TRAINS
 from stec.data.pictures import Collection, Encoded, Failure, allowed_failures
 from stec.data.shard_index import DamagedError, Index
 from stec.data.store import DownloadError, Store, get, is_address
@@ -25,7 +27,6 @@ from stec.errors import UserError
 
 logger = logging.getLogger("stec")
 
-TRAIN, TEST = ("train",), ("test", "val")  # how the names of shards begin in a folder
 LANES = 64  # shards that are read at once, by all processes together
 _THREADS = 16  # that ask for indices
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -118,8 +119,9 @@ def open_shards(root: str, test_root: str | None, size: int, buffer: int, store:
     """Shards of training images, and of test images where there are any.
 
     Args:
-        root: a folder of `train*.tar` and `test*.tar` (or `val*.tar`), or the shards to train on: `*` stands for
-            any letters in the name of a file, `{000000..000127}` for numbers, `{a,b}` for words.
+        root: a folder of `train*.tar` and `test*.tar` (or `val*.tar`), or of `NAME-train-*.tar` and so on; or the
+            shards to train on: `*` stands for any letters in the name of a file, `{000000..000127}` for numbers,
+            `{a,b}` for words.
         test_root: the shards to test on, if they do not lie in that folder.
         size: the side to which images are squashed.
         buffer: of the shuffling.
@@ -166,7 +168,7 @@ def _test_shards(root: str, test_root: str | None) -> list[str]:
     if test_root is not None:
         return _find(test_root, "data.test_root")
     inside = os.path.expanduser(root)
-    return _in_folder(inside, TEST) if os.path.isdir(inside) else []
+    return _in_folder(inside).test if os.path.isdir(inside) else []
 
 
 def _find(root: str, key: str) -> list[str]:
@@ -179,10 +181,11 @@ def _find(root: str, key: str) -> list[str]:
         raise UserError(f"{key}={root}: shards are read from files and from http(s) addresses")
     root = os.path.expanduser(root)
     if os.path.isdir(root):
-        kinds = TRAIN if key == "data.root" else TEST
-        shards = _in_folder(root, kinds) or _in_folder(root, ("",), but=(*TRAIN, *TEST))
+        inside, trains = _in_folder(root), key == "data.root"
+        shards = (inside.train if trains else inside.test) or inside.others
         if not shards:
-            raise UserError(f"{key}={root}: no shards there, which are files such as {kinds[0]}-000000.tar")
+            such = TRAINS[0] if trains else TESTS[0]
+            raise UserError(f"{key}={root}: no shards there, which are files such as {such}-000000.tar")
         return shards
     shards = [found for name in expand(root) for found in (sorted(glob.glob(name)) if "*" in name else [name])]
     for shard in shards:
@@ -191,11 +194,29 @@ def _find(root: str, key: str) -> list[str]:
     return _some(shards, root, key)
 
 
-def _in_folder(folder: str, kinds: Sequence[str], but: tuple[str, ...] = ()) -> list[str]:
-    """The shards whose names begin with the first of these words that any begins with."""
-    names = sorted(path.name for path in Path(folder).glob("*.tar") if not path.name.startswith((".", *but)))
-    found = ([name for name in names if name.startswith(kind)] for kind in kinds)
-    return [os.path.join(folder, name) for name in next(filter(None, found), [])]
+class _Shards(NamedTuple):
+    """Those of a folder, by their names."""
+
+    train: list[str]
+    test: list[str]
+    others: list[str]
+
+
+def _in_folder(folder: str) -> _Shards:
+    """As their names begin; or by a whole word in them, if there are both kinds: there are data sets of vehicles."""
+    names = sorted(path.name for path in Path(folder).glob("*.tar") if not path.name.startswith("."))
+    train, test = _named(names, TRAINS, "^{}"), _named(names, TESTS, "^{}")
+    others = [name for name in names if not name.lower().startswith((*TRAINS, *TESTS))]
+    if not train and not test:
+        words = [_named(names, kinds, "(?<![a-z]){}(?![a-z])") for kinds in (TRAINS, TESTS)]
+        train, test = words if all(words) else ([], [])
+    return _Shards(*([os.path.join(folder, name) for name in part] for part in (train, test, others)))
+
+
+def _named(names: Sequence[str], kinds: Sequence[str], pattern: str) -> list[str]:
+    """The names that have the first of these words that any has, where the pattern says, in any case of letters."""
+    found = ([name for name in names if re.search(pattern.format(kind), name.lower())] for kind in kinds)
+    return next(filter(None, found), [])
 
 
 def _some(shards: list[str], root: str, key: str) -> list[str]:
