@@ -16,6 +16,7 @@ import webdataset
 from braceexpand import braceexpand
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from tar_files import CPU, open_with, pixels, png, read_all, write_shards
 
 from stec.config import DataConfig
@@ -55,6 +56,17 @@ def test_what_is_written_is_read_by_webdataset(stec, shards):
     found = {int(s["cls"]): s["png"] for s in webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)}
     assert found == {number: png(number) for number in range(30)}, "byte by byte"
     assert len(read_all(open_with("again")).labels.unique()) == 30
+
+
+def test_photographs_of_phones_are_not_lost_when_shards_are_written_anew(stec):
+    """Which hold two pictures, and are JPEGs by their names alone."""
+    Path("photos").mkdir()
+    for number in range(3):
+        picture = Image.fromarray(pixels(number))
+        picture.save(f"photos/{number}.jpg", "MPO", save_all=True, append_images=[picture])
+    for source, root, out in [("folder", "photos", "once"), ("shards", "once", "twice")]:
+        assert stec("data", "shard", f"data.source={source}", f"data.root={root}", "-o", out)[0] == 0
+        assert len(open_with(out).train) == 3
 
 
 def test_files_are_copied_and_mixed_with_their_classes(stec, class_folders):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stec.data.arrays import CLASSES, parse_classes
 from stec.data.decoding import Picture, UnreadableError, decode
-from stec.data.folder import TESTS, TRAINS
+from stec.data.folder import EXTENSIONS, TESTS, TRAINS
 from stec.data.pictures import Collection, Encoded, Failure, allowed_failures
 from stec.data.shard_index import DamagedError, Index
 from stec.data.store import DownloadError, Store, get, is_address
@@ -71,9 +71,11 @@ class ShardPictures:
         content = self._bytes(index)
         try:
             with Image.open(io.BytesIO(content)) as picture:
-                return Encoded(content, str(picture.format).lower())
+                extension = str(picture.format).lower()
         except Exception as error:  # as in `decoding`
             raise UnreadableError(f"{type(error).__name__}: {error}") from None
+        # Such as MPO, the photographs of phones: whatever the ending, readers look at the content.
+        return Encoded(content, extension if f".{extension}" in EXTENSIONS else "jpg")
 
     def name(self, index: int) -> str:
         """The shard, and which of its images."""
