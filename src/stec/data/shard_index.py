@@ -69,13 +69,31 @@ def scan(file: BinaryIO) -> Index:
 
 
 def _rows(tar: tarfile.TarFile) -> Iterator[tuple[int, int, int]]:
-    members = ((_NAME.match(member.name), member) for member in tar if member.isreg())
-    named = ((match[1], match[2].lower(), member) for match, member in members if match)
-    for _, group in groupby(named, lambda entry: entry[0]):
+    matches = ((_NAME.match(name), member) for name, member in _files(tar))
+    named = ((match[1], match[2].lower(), member) for match, member in matches if match)
+    images: list[tuple[str, tarfile.TarInfo, dict[str, tarfile.TarInfo]]] = []
+    apart: dict[str, dict[str, tarfile.TarInfo]] = {}  # what stands elsewhere than its image: tar sorts no names
+    for key, group in groupby(named, lambda entry: entry[0]):
         parts = {extension: member for _, extension, member in group}
         image = next((member for extension, member in parts.items() if f".{extension}" in EXTENSIONS), None)
-        if image is not None:
-            yield image.offset_data, image.size, _label(tar, parts)
+        if image is None:
+            apart[key] = apart.get(key, {}) | parts
+        else:
+            images.append((key, image, parts))
+    for key, image, parts in images:
+        if image.issparse():
+            raise DamagedError(f"{image.name} has holes, which 'tar --sparse' has left out")
+        yield image.offset_data, image.size, _label(tar, apart.get(key, {}) | parts)
+
+
+def _files(tar: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    """All names of files, and where their content lies: files that were hard links to one have it only once."""
+    there: dict[str, tarfile.TarInfo] = {}
+    for member in tar:
+        found = there.get(member.linkname) if member.islnk() else member
+        if found is not None and found.isreg():
+            there[member.name] = found
+            yield member.name, found
 
 
 def _label(tar: tarfile.TarFile, parts: dict[str, tarfile.TarInfo]) -> int:
