@@ -50,3 +50,10 @@ def test_an_image_stored_without_its_holes_is_named(loose, tmp_path):
         UserError, match=r"a\.tar cannot be read \(1\.bmp has holes, which 'tar --sparse' has left out\)"
     ):
         open_with(pack(loose, tmp_path, None, "--sparse"))
+
+
+def test_joined_shards_are_not_taken_for_the_first(loose, tmp_path):
+    shard = pack(loose, tmp_path)
+    (tmp_path / "joined.tar").write_bytes(2 * shard.read_bytes())
+    with pytest.raises(UserError, match=r"joined\.tar cannot be read \(it goes on behind its end, at byte \d+, as tar"):
+        open_with(tmp_path / "joined.tar")

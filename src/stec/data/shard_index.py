@@ -12,6 +12,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, BinaryIO
 
@@ -60,11 +61,14 @@ def scan(file: BinaryIO) -> Index:
             rows = list(_rows(tar))
         file.seek(tar.offset)
         end = file.read(_BLOCK)  # zeros, or nothing; tarfile itself stops at anything without a word
+        more = any(piece.strip(b"\0") for piece in iter(partial(file.read, 1 << 20), b""))
         length = file.seek(0, io.SEEK_END)
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
         raise DamagedError(f"{type(error).__name__}: {error}") from None
     if end.strip(b"\0") or len(end) not in (0, _BLOCK):
         raise DamagedError(f"no header where one should be, at byte {tar.offset}")
+    if more:
+        raise DamagedError(f"it goes on behind its end, at byte {tar.offset}, as tar files that 'cat' has joined")
     return Index(length, np.array(rows, np.int64).reshape(-1, 3))
 
 
