@@ -129,6 +129,17 @@ def test_no_test_labels_no_probe(root, caplog):
     assert "has no test_labels.npy: training without a probe" in caplog.text
 
 
+@pytest.mark.parametrize("none", [2_000_000, 2**64 - 1])
+def test_a_mark_of_images_without_a_label_is_no_class(root, none):
+    """There would be as many as it is high."""
+    (root / "classes.json").unlink()
+    np.save(root / "train_labels.npy", np.where(LABELS == 2, np.uint64(none), LABELS.astype(np.uint64)))
+    with pytest.raises(
+        UserError, match=f"train_labels.npy: the highest label is {none}, should number a class, or be -1"
+    ):
+        load_arrays(root)
+
+
 def test_part_of_the_training_images_may_be_unlabelled(root):
     np.save(root / "train_labels.npy", np.where(LABELS == 2, -1, LABELS))
     data = load_arrays(root)

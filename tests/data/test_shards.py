@@ -115,6 +115,12 @@ def test_a_label_that_is_no_number_is_named(tmp_path):
         open_with(tmp_path)
 
 
+def test_a_label_that_numbers_no_class_is_named(tmp_path):
+    write_shards(tmp_path, 1, 2, cls=b"2084071")
+    with pytest.raises(UserError, match="the highest label is 2084071, should number a class, or be -1 for none"):
+        open_with(tmp_path)
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"{}", b""])
 def test_names_of_classes_that_cannot_be_read_are_one_line(shards, pattern, tmp_path, content):
     (shards / "classes.json").write_bytes(content)

@@ -25,6 +25,7 @@ from stec.errors import UserError
 logger = logging.getLogger("stec")
 
 CLASSES = "classes.json"
+MANY = 1_000_000  # classes: a label beyond is the number of something else, or a mark of images that have none
 
 
 def open_arrays(root: Path, size: int) -> Collection:
@@ -91,9 +92,15 @@ def _read_labels(path: Path, number: int, classes: tuple[str, ...], least: int) 
     low, high = int(array.min()), int(array.max())
     if low < least:
         raise UserError(f"{path}: the lowest label is {low}, should be at least {least}")
-    if classes and high >= len(classes):
-        raise UserError(f"{path}: the highest label is {high}, but classes.json names {len(classes)} classes")
+    check_highest(high, classes, path)
     return torch.from_numpy(np.array(array, np.int64))
+
+
+def check_highest(label: int, classes: tuple[str, ...], where: object) -> None:
+    """UserError unless the highest label is the number of a class."""
+    if label >= (len(classes) or MANY):
+        wrong = f"but {CLASSES} names {len(classes)} classes" if classes else "should number a class, or be -1 for none"
+        raise UserError(f"{where}: the highest label is {label}, {wrong}")
 
 
 def _read_classes(path: Path) -> tuple[str, ...]:

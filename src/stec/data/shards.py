@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from stec.data.arrays import CLASSES, parse_classes
+from stec.data.arrays import CLASSES, check_highest, parse_classes
 from stec.data.decoding import Picture, UnreadableError, decode
 from stec.data.folder import EXTENSIONS, TESTS, TRAINS
 from stec.data.pictures import Collection, Encoded, Failure, allowed_failures
@@ -147,8 +147,7 @@ def open_shards(root: str, test_root: str | None, size: int, buffer: int, store:
         test = None
     classes = _classes(train_shards[0])
     highest = int(max(part.labels.max() for part in (train, test) if part is not None))
-    if classes and highest >= len(classes):
-        raise UserError(f"{root}: the highest label is {highest}, but {CLASSES} names {len(classes)} classes")
+    check_highest(highest, classes, root)
     classes = classes or tuple(str(label) for label in range(highest + 1))
     return Collection(name, train, test, classes, tuple(damaged))
 
