@@ -169,6 +169,14 @@ def test_imagenet_with_the_names_of_torchvision(imagenet):
     assert load_imagenet(imagenet).classes == ("ant, emmet", "bee", "cat")
 
 
+@pytest.mark.parametrize("damage", [lambda whole: b"", lambda whole: whole[:300], lambda whole: b"0\n"])
+def test_names_that_are_damaged_are_one_line(imagenet, damage):
+    torch.save(({"ant": ("ant",)}, ["ant"]), imagenet / "meta.bin")
+    (imagenet / "meta.bin").write_bytes(damage((imagenet / "meta.bin").read_bytes()))
+    with pytest.raises(UserError, match=r"meta\.bin is damaged; without it, classes are called as their folders$"):
+        load_imagenet(imagenet)
+
+
 def test_two_classes_of_one_name_are_told_apart(imagenet):
     """ImageNet has two cranes, a bird and a machine; results by class are kept by name."""
     torch.save(({"ant": ("crane",), "bee": ("crane",)}, ["ant"]), imagenet / "meta.bin")

@@ -51,14 +51,22 @@ def open_imagenet(root: Path, size: int) -> Collection:
     found = labelled("imagenet", train, test, size)
     if not (root / META_FILE).is_file():
         return found
-    names = load_meta_file(root)[0]
-    called = [", ".join(names[folder]) if folder in names else folder for folder in found.classes]
+    names = _names(root)
+    called = [names.get(folder, folder) for folder in found.classes]
     # There are two cranes, a bird and a machine.
     classes = tuple(
         f"{name} ({folder})" if called.count(name) > 1 else name
         for name, folder in zip(called, found.classes, strict=True)
     )
     return Collection(found.name, found.train, found.test, classes)
+
+
+def _names(root: Path) -> dict[str, str]:
+    """Of the folders of classes."""
+    try:
+        return {folder: ", ".join(words) for folder, words in load_meta_file(root)[0].items()}
+    except Exception:  # a damaged file raises nearly anything
+        raise UserError(f"{root / META_FILE} is damaged; without it, classes are called as their folders") from None
 
 
 def _open(kind: Callable[..., Any], name: str, root: Path, download: bool, **split: Any) -> Any:
