@@ -353,6 +353,16 @@ def test_a_folder_that_is_read_only_is_one_line(stec, disk, copy):
         assert len(err.splitlines()) == 1
 
 
+def test_a_folder_that_vanishes_is_not_said_to_keep_a_checkpoint(tmp_path):
+    class Removing(Silent):
+        def progress(self, progress):
+            if progress.step == 8:
+                (tmp_path / "run").rename(tmp_path / "away")
+
+    with pytest.raises(UserError, match=r"No such file or directory; .*/run has lost the checkpoint of step"):
+        start(tmp_path / "run", reporter=Removing())
+
+
 def test_a_limit_on_file_sizes_is_one_line_and_the_last_checkpoint_is_kept(copy, monkeypatch):
     before = copy.checkpoint.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

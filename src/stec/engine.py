@@ -10,6 +10,7 @@ What a run computes does not depend on how many there are.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -299,6 +300,8 @@ class Loop:
         self.writer.join()
         if self.kept is None:
             return f"{self.folder.path} has no checkpoint yet"
+        if not any(map(os.path.isfile, (self.folder.checkpoint, self.folder.previous))):
+            return f"{self.folder.path} has lost the checkpoint of step {self.kept}"
         return f"the checkpoint of step {self.kept} is kept, {self.folder.command} goes on from it"
 
     # --- checkpoints ---
