@@ -39,9 +39,11 @@ class Nobody:
 
 
 def hush() -> None:
-    """Keeps remarks of Lightning and of the compiler from whoever watches."""
+    """Keeps remarks of Lightning, of the compiler and of Pillow from whoever watches."""
     for chatty in ("lightning_fabric", "lightning.fabric"):  # the package itself sets its level when it is imported
         logging.getLogger(f"{chatty}.utilities.rank_zero").setLevel(logging.WARNING)
         logging.getLogger(f"{chatty}.utilities.distributed").setLevel(logging.WARNING)
     # The compiler suggests TensorFloat32, and tells of its own decisions; crops and logits are kept exact on purpose.
     warnings.filterwarnings("ignore", module=r"torch\._inductor")
+    # Photographs of 90 megapixels and more are not an attack where they are one's own.
+    warnings.filterwarnings("ignore", r"Image size .* could be decompression bomb")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 
 from stec.data.decoding import SPARE, UnreadableError, decode, open_rgb, squash
+from stec.reporter import hush
 
 
 def test_an_image_of_the_size_is_kept_bit_for_bit(tmp_path):
@@ -168,3 +170,13 @@ def test_files_that_are_no_images_are_unreadable(tmp_path, content):
 def test_missing_file_is_unreadable(tmp_path):
     with pytest.raises(UnreadableError, match="FileNotFoundError"):
         decode(tmp_path / "a.png", 8)
+
+
+def test_a_photograph_of_100_megapixels_is_read_without_a_remark(tmp_path):
+    Image.new("L", (12_500, 8_000)).save(tmp_path / "a.jpg")
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always")
+        hush()
+        picture = decode(tmp_path / "a.jpg", 32)
+    assert (picture.height, picture.width) == (8_000, 12_500)
+    assert remarks == []
