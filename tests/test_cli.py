@@ -71,6 +71,22 @@ def test_an_existing_run_is_refused_then_resumed_then_replaced(stec, tmp_path):
     assert json.loads((tmp_path / "run/summary.json").read_text())["epochs"] == 2
 
 
+def test_a_project_with_a_config_of_its_own_is_no_run(stec, tmp_path):
+    (tmp_path / "project/code").mkdir(parents=True)
+    (tmp_path / "project/config.yaml").write_text("learning_rate: 1\n")
+    for force in ((), ("--force",)):
+        refused(stec("pretrain", *TINY, "--out", "project", *force), "project is not a run folder", "another --out")
+    assert (tmp_path / "project/code").is_dir()
+
+
+def test_what_is_hidden_in_an_empty_folder_stays(stec, tmp_path):
+    (tmp_path / "run/.git").mkdir(parents=True)
+    (tmp_path / "run/.gitignore").write_text("*.pt")
+    for force in ((), ("--force",)):
+        assert stec("pretrain", *TINY, "--out", "run", *force)[0] == 0
+        assert {".git", ".gitignore", "summary.json"} <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
 def test_force_does_not_delete_what_is_not_a_run(stec, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/mother.txt").write_text("precious")

@@ -29,6 +29,7 @@ CONFIG, METRICS, CHECKPOINT, PREVIOUS, ENCODER, SUMMARY = (
     "encoder.safetensors",
     "summary.json",
 )
+HEAD = "# recipe: "  # how the config of a run begins
 LOCK = ".lock"  # held while a process trains
 FINE_TUNING = "classification"  # in place of a recipe, for runs that a classification makes
 
@@ -50,7 +51,7 @@ class RunFolder:
             raise UserError(f"{path} is a file; name another folder with --out")
         # A run that was killed while its config was being written has left nothing but a part of it.
         if path.is_dir() and any(not file.name.startswith(".") for file in path.iterdir()):
-            if not (path / CONFIG).is_file():
+            if not _is_run(path):
                 raise UserError(f"{path} is not a run folder, and not empty: name another --out")
             if not force:
                 there = cls.open(path).command
@@ -63,7 +64,7 @@ class RunFolder:
         if not (path / CONFIG).is_file():
             raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
         first = read_text(path / CONFIG).partition("\n")[0]
-        return cls(path, first.removeprefix("# recipe: ").strip())
+        return cls(path, first.removeprefix(HEAD).strip())
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -83,16 +84,19 @@ class RunFolder:
     def begin(self, config: Any) -> None:
         """Makes the folder, empty but for the config: everything is in order, training is about to start.
 
-        The config of a run that is replaced goes last, so that the folder is one of a run at any time.
+        The config of a run that is replaced goes last, so that the folder is one of a run at any time. What is hidden,
+        such as a .git, stays: no run has made it, but for its lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         for old in self.path.iterdir():
+            if old.name == CONFIG or (old.name.startswith(".") and not old.name.endswith(".part")):
+                continue
             if old.is_dir() and not old.is_symlink():
                 shutil.rmtree(old)
-            elif old.name not in (CONFIG, LOCK):
+            else:
                 old.unlink()
         with replacing(self.path / CONFIG) as path:
-            path.write_text(f"# recipe: {self.recipe}\n{to_yaml(config)}", encoding="utf-8")
+            path.write_text(f"{HEAD}{self.recipe}\n{to_yaml(config)}", encoding="utf-8")
 
     def abandon(self) -> None:
         """Takes `begin` back: nothing has been trained."""
@@ -166,6 +170,11 @@ class RunFolder:
         """Writes summary.json."""
         with replacing(self.path / SUMMARY) as path:
             path.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def _is_run(path: Path) -> bool:
+    """Whether `begin` has made the folder: others have a config.yaml, too, and work that must not be replaced."""
+    return (path / CONFIG).is_file() and (path / CONFIG).read_bytes().startswith(HEAD.encode())
 
 
 def task_of(path: Path) -> str | None:
