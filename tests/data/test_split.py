@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import subprocess
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import torch
 from stec.config import DataConfig
 from stec.data import SOURCES, ResidentSplit, StreamedSplit, load
 from stec.data import residence as residence_module
+from stec.data.loading import worker_count
 from stec.data.residence import free_memory, is_resident
 from stec.errors import UserError
 
@@ -169,6 +171,18 @@ def test_auto_compares_with_free_memory(monkeypatch):
     assert not load_with("auto").resident
     assert load_with("always").resident
     assert is_resident("auto", needed, torch.device("cuda"))  # may take half
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux alone can keep a process to some cores")
+def test_no_more_workers_than_the_cores_of_a_job():
+    cores = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, list(cores)[:1])
+        assert worker_count(DataConfig(workers=8)) == 1
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert worker_count(DataConfig(workers=8)) == min(8, len(cores))
+    assert worker_count(DataConfig(workers=0)) == 0
 
 
 def test_processes_share_the_memory_of_a_machine(monkeypatch):

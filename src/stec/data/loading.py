@@ -53,7 +53,9 @@ class DataSet:
 
 def worker_count(config: DataConfig) -> int:
     """How many processes or threads read images."""
-    return min(config.workers, os.cpu_count() or 1)  # more would only stand in each other's way
+    # Those of a job on a cluster, which may have a few of a machine's.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(config.workers, cores)  # more would only stand in each other's way
 
 
 def load(config: DataConfig, device: torch.device) -> DataSet:
