@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +15,13 @@ _handles: set[int] = set()  # of all that this process holds
 
 
 @contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[None]:
+def locked(path: Path, wait: bool = True) -> Iterator[str]:
     """Holds a folder, or a file made for it, alone; the system lets it go when the process ends, however it ends.
 
-    On a file system that cannot lock, nobody is kept out.
+    On a file system that cannot lock, nobody is kept out. Yields what to add to the names of unfinished files then, so
+    that no two processes write the same one; "" where this one is alone.
     """
+    mark = ""
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     _handles.add(handle)
     try:
@@ -28,8 +31,8 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
             held = f"another process is at work on this run ({path} is locked)"
             raise UserError(f"{held}: wait until it has ended, or stop it") from None
         except OSError:
-            pass  # not every file system can
-        yield
+            mark = f".{uuid.uuid4().hex}"  # not every file system can
+        yield mark
     finally:
         if handle in _handles:
             _handles.remove(handle)

@@ -220,9 +220,9 @@ def make_room(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Gives a temporary path to write to, which takes the place of `path` only if all went well."""
-    part = path.with_name(f".{path.name}.part")
+def replacing(path: Path, mark: str = "") -> Iterator[Path]:
+    """Gives a temporary path to write to, with that mark in its name, which replaces `path` only if all went well."""
+    part = path.with_name(f".{path.name}{mark}.part")
     try:
         yield part
         publish(part, path)

@@ -1,10 +1,12 @@
 """Image files kept decoded on disk."""
 
+import errno
+import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from PIL import Image
 
 from stec.config import DataConfig
 from stec.data import cache, decoding, load
+from stec.data.folder import open_folder
 from stec.errors import UserError
 
 CPU = torch.device("cpu")
@@ -146,6 +149,30 @@ def test_two_runs_at_once_fill_it_once(class_folders, tmp_path, monkeypatch):
         for batches in (first.result(), second):
             assert torch.equal(batches[0].images, plain[0].images)
     assert len(fills) == 2, "train and test"
+
+
+def test_where_files_cannot_be_locked_two_runs_fill_it_without_harm(class_folders, tmp_path, monkeypatch):
+    def cannot(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    both, read_all = Barrier(2, timeout=10), cache.read_all
+
+    def at_once(*words):
+        both.wait()  # both have opened what they write to
+        yield from read_all(*words)
+        both.wait()
+
+    monkeypatch.setattr(fcntl, "flock", cannot)
+    monkeypatch.setattr(cache, "read_all", at_once)
+    pictures = open_folder(class_folders, 16).train
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(cache.cached, pictures, 16, tmp_path / "cache", 1) for _ in range(2)]
+        for run in runs:
+            kept, skipped = run.result()
+            assert not skipped
+            for number in range(len(pictures)):
+                assert (kept.read(number).pixels == pictures.read(number).pixels).all()
+    assert not list((tmp_path / "cache").glob(".*.part"))
 
 
 def test_a_full_disk_is_one_clear_line(class_folders, disk):

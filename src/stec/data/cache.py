@@ -38,9 +38,9 @@ def cached(pictures: FilePictures, size: int, folder: Path, workers: int) -> Kep
         return kept
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / f".{name}.lock"):
+        with locked(folder / f".{name}.lock") as mark:
             if (kept := _open(array, about, size)) is None:
-                _fill(pictures, size, array, about, workers)
+                _fill(pictures, size, array, about, workers, mark)
                 kept = _open(array, about, size)
     except OSError as error:
         raise UserError(f"data.cache={folder}: cannot be written ({error.strerror})") from None
@@ -59,12 +59,12 @@ def _open(array: Path, about: Path, size: int) -> Kept | None:
     return ArrayPictures(pixels[: len(labels)], labels, size, sizes), tuple(skipped)
 
 
-def _fill(pictures: FilePictures, size: int, array: Path, about: Path, workers: int) -> None:
+def _fill(pictures: FilePictures, size: int, array: Path, about: Path, workers: int, mark: str) -> None:
     """Writes the array, then what belongs to it: an interrupted attempt leaves nothing that looks finished."""
     sizes, kept, skipped = [], [], []
     shape = (len(pictures), size, size, 3)
     # Written and not mapped: where the disk is full, a map would kill the process instead of saying so.
-    with replacing(array) as part, part.open("wb") as file:
+    with replacing(array, mark) as part, part.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         end = file.tell() + int(np.prod(shape))
         for block in read_all(pictures, size, workers):
@@ -74,5 +74,5 @@ def _fill(pictures: FilePictures, size: int, array: Path, about: Path, workers: 
             skipped += [failure.name for failure in block.failures]
         file.truncate(end)  # as long as if none had been left out
     labels = pictures.labels[torch.cat(kept)].numpy()
-    with replacing(about) as part, part.open("wb") as file:
+    with replacing(about, mark) as part, part.open("wb") as file:
         np.savez(file, labels=labels, sizes=np.concatenate(sizes), skipped=np.asarray(skipped, dtype=str))

@@ -105,11 +105,11 @@ class Store:
             pass
         if shard in self._lost:
             raise DownloadError(self._lost[shard])
-        with locked(copy.with_name(f".{copy.name}.lock")):
+        with locked(copy.with_name(f".{copy.name}.lock")) as mark:
             with suppress(FileNotFoundError):
                 return self._open_used(shard, copy)  # another process was faster
             try:
-                return self._download(shard, copy)
+                return self._download(shard, copy, mark)
             except DownloadError as error:
                 self._lost[shard] = str(error)
                 raise
@@ -127,8 +127,8 @@ class Store:
     def _fits(self, shard: str, length: int) -> bool:
         return self._lengths.get(shard, length) == length
 
-    def _download(self, shard: str, copy: Path) -> BinaryIO:
-        part = copy.with_name(f".{copy.name}.part")
+    def _download(self, shard: str, copy: Path, mark: str) -> BinaryIO:
+        part = copy.with_name(f".{copy.name}{mark}.part")
         try:
             download(shard, part)
             if not self._fits(shard, length := part.stat().st_size):
