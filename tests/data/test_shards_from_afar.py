@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -206,3 +207,16 @@ def test_two_processes_see_every_image_once_per_epoch_also_when_killed(tmp_path)
             for rank in range(2)
         ]
         assert len(owners[0] & owners[1]) <= 2, "and every shard in one of both, but where their parts meet"
+
+
+def test_an_index_that_many_write_at_once_is_whole(tmp_path):
+    """As containers do that share a disk, where all processes have the same number."""
+    path, text = tmp_path / "a.index.json", "x" * 200_000
+
+    def write(_):
+        store_module._write(path, text)
+        assert path.read_text() == text
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(200)))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.index.json"]

@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -215,7 +216,7 @@ def _index_of_file(path: Path) -> Index:
 
 def _write(path: Path, text: str) -> None:
     """Whole or not at all, whoever else writes the same."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")  # processes of two containers may have one number
     try:
         part.write_text(text)
         os.replace(part, path)
