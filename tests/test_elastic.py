@@ -174,6 +174,22 @@ def test_two_processes_hold_their_run_and_if_one_is_killed_both_end(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for processes as Linux shows them")
+def test_a_process_whose_starter_is_killed_before_they_meet_ends(tmp_path):
+    command = [sys.executable, "-m", "stec", "pretrain", "devices=2", "device=cpu", "encoder=resnet-small"]
+    starter = subprocess.Popen([*command, "--out", str(tmp_path / "run")], start_new_session=True)
+    children, until = Path(f"/proc/{starter.pid}/task/{starter.pid}/children"), time.monotonic() + 60
+    while not (started := children.read_text().split()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    starter.kill()
+    starter.wait()
+    while any(Path(f"/proc/{number}").exists() for number in started):
+        assert time.monotonic() < until, "it waits for one that does not come"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
 def test_torchrun_begins_again_where_a_killed_process_left_off(runs, tmp_path):
     """It starts both processes anew, and they end as those that nobody has killed."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]

@@ -25,7 +25,7 @@ from stec.errors import Stopped, UserError
 from stec.fabric import Fabric, LightningEnvironment, ModelParallelStrategy
 from stec.faults import explained
 from stec.interruption import Interruption
-from stec.launching import give_time_to_end, meet_again
+from stec.launching import end_with_starter, give_time_to_end, meet_again
 from stec.loggers import Logger, check_logger, open_logger
 from stec.networks.synchrony import synchronise_batch_norms
 from stec.partition import cut_optimizer, cut_weights, join, norms, own_part, partition
@@ -58,6 +58,8 @@ def make_fabric(config: Settings) -> Fabric:
         plugins=[] if started else [LightningEnvironment()],
     )
     meet_again("nccl" if cuda else "gloo")
+    if not started:
+        end_with_starter()
     fabric.launch()
     give_time_to_end()
     return fabric

@@ -21,6 +21,7 @@ from stec.reporter import Nobody, Reporter
 from stec.run import RunFolder
 
 FAILED, LEFT = "stec/failed", "stec/left"  # in the store that all processes share
+STARTER = "STEC_STARTER"  # in the environment: the number of the process that starts the others of a run
 LOOK = 0.5  # seconds between looks at it
 PATIENCE = 10.0  # seconds for the others to leave
 LOST = "a process of this run has been lost, and all end; --resume continues the run"
@@ -36,6 +37,24 @@ def meet_again(backend: str) -> None:
         return
     store, rank, world = next(dist.rendezvous("env://"))
     dist.init_process_group(backend, store=dist.PrefixStore(again, store), rank=rank, world_size=world)
+
+
+def end_with_starter() -> None:
+    """What this process starts ends with it, also if it is killed before they have met, for which it would wait long.
+
+    To be called before others are started, and by these.
+    """
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        os.environ[STARTER] = str(os.getpid())
+    else:
+        threading.Thread(target=_end_without, args=(int(os.environ.get(STARTER, os.getppid())),), daemon=True).start()
+
+
+def _end_without(starter: int) -> None:
+    while os.getppid() == starter:
+        time.sleep(LOOK)
+    time.sleep(PATIENCE)  # in which those that had met say so, and end by themselves
+    os._exit(2)
 
 
 def give_time_to_end() -> None:
