@@ -111,6 +111,14 @@ def test_a_train_folder_alone_is_split_like_any_other(class_folders):
     assert (len(data.train), len(data.test)) == (15, 3)
 
 
+def test_folders_without_images_beside_train_are_no_classes(class_folders):
+    shutil.rmtree(class_folders / "test")
+    expected = load_folder(class_folders)
+    (class_folders / "annotations").mkdir()
+    (class_folders / "annotations" / "a.xml").touch()
+    assert_same_images(load_folder(class_folders), expected)
+
+
 def test_a_class_may_be_called_train(tmp_path, write_image):
     for name in ("bus", "ship", "train"):
         for i in range(3):

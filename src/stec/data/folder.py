@@ -114,12 +114,15 @@ def names_below(folder: Path, extensions: tuple[str, ...]) -> list[str]:
 def _split_folders(root: Path) -> tuple[Path, list[Path]]:
     """The train folder, and those that may be the test folder.
 
-    A lone `train` among other folders is taken for a class of that name: there are data sets of vehicles.
+    A lone `train` among other folders of images is taken for a class of that name: there are data sets of vehicles.
     """
     named = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "."}
     train = next((named[name] for name in TRAINS if name in named), None)
     tests = [named[name] for name in TESTS if name in named]
-    if train is not None and (tests or len(named) == 1):
+    if train is None:
+        return root, []
+    others = (path for path in named.values() if path != train)
+    if tests or not any(any(_file_names(path, Path(), (), EXTENSIONS)) for path in others):
         return train, tests
     return root, []
 
