@@ -46,8 +46,8 @@ def end_with_starter() -> None:
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
         os.environ[STARTER] = str(os.getpid())
-    else:
-        threading.Thread(target=_end_without, args=(int(os.environ.get(STARTER, os.getppid())),), daemon=True).start()
+    elif STARTER in os.environ:  # else somebody has started it by hand
+        threading.Thread(target=_end_without, args=(int(os.environ[STARTER]),), daemon=True).start()
 
 
 def _end_without(starter: int) -> None:
