@@ -76,10 +76,21 @@ def test_a_query_from_elsewhere_is_encoded(encoder, folder, embeddings, tmp_path
     assert blue.names == ["sub/blue.png", "sub/sky.png"]
 
 
+def test_of_a_long_query_the_middle_is_seen_in_its_own_proportions(encoder, folder, embeddings, tmp_path):
+    picture = Image.new("RGB", (120, 30), (0, 0, 250))
+    picture.paste((0, 200, 0), (30, 0, 90, 30))
+    picture.save(tmp_path / "long.png")
+    (answer,) = search(encoder, folder, embeddings, [tmp_path / "long.png"], k=1)
+    assert answer.names == ["green.png"]
+
+
 def test_a_query_is_not_its_own_neighbour_by_whatever_path(encoder, folder, embeddings, monkeypatch):
     monkeypatch.chdir(folder)
-    for path in (folder / "red.png", Path("red.png"), folder / "sub" / ".." / "red.png"):
-        (answer,) = search(encoder, folder, embeddings, [path], k=100)
+    for path, place in (
+        (folder / "red.png", folder), (Path("red.png"), folder), (folder / "sub" / ".." / "red.png", folder),
+        (folder / "red.png", Path()), (Path("red.png"), Path()),
+    ):  # fmt: skip
+        (answer,) = search(encoder, place, embeddings, [path], k=100)
         assert answer.names[0] == "rose.png"
         assert sorted(answer.names) == sorted(set(COLOURS) - {"red.png"})
         assert np.isfinite(answer.similarities).all()

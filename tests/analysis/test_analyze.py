@@ -14,8 +14,12 @@ from tiny_runs import Runner
 from stec import cli, data
 from stec.analysis.analyze import analyze
 from stec.analysis.sample import draw_sample
+from stec.analysis.study import study
+from stec.config import Config
 from stec.data import DataSet, ResidentSplit
 from stec.errors import UserError
+from stec.evaluation import health
+from stec.loading import LoadedRun
 from stec.views import Views
 
 
@@ -170,6 +174,35 @@ def test_a_run_to_which_all_images_are_the_same(runs, monkeypatch, capsys):
         cli.main()
     assert not stop.value.code
     assert "0.00 (the originals' spread is 0.00); in the PCA plane 0.00 (0.00)" in capsys.readouterr().out
+
+
+class Means(torch.nn.Module):
+    """An encoder whose features a reader can compute: the mean colour."""
+
+    def forward(self, images):
+        return images.mean(dim=(2, 3))
+
+
+def test_health_is_that_of_the_views():
+    images = torch.randint(0, 256, (30, 3, 20, 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    split = ResidentSplit(images, torch.full((30, 2), 20.0), torch.arange(30) % 3)
+    views = Views(size=16)
+    sample = draw_sample(views, DataSet("made", split, None, ("a", "b", "c"), 20, "", True, ()), 30, seed=0)
+    run = LoadedRun(None, Config(), views, Means(), None, torch.device("cpu"))
+    found = study(run, sample, seed=0, projection="PCA")
+    first, second = sample.views.images.mean(dim=(2, 3)).chunk(2)
+    wanted = health.measure(torch.cat([first, second]), first)
+    assert found.alignment == pytest.approx(wanted.alignment, rel=1e-4)
+    assert found.uniformity == pytest.approx(wanted.uniformity, rel=1e-4)
+    assert found.effective_rank == pytest.approx(wanted.effective_rank, rel=1e-4)
+    assert found.feature_std == pytest.approx(wanted.feature_std, rel=1e-4)
+    shift = {
+        name: (torch.cat([first[sample.labels == i], second[sample.labels == i]]).mean(dim=0)
+               - sample.plain[sample.labels == i].mean(dim=(0, 2, 3))).norm().item()
+        for i, name in enumerate("abc")
+    }  # fmt: skip
+    assert found.in_features.shift == pytest.approx(shift, rel=1e-4)
+    assert found.reading is None
 
 
 def test_a_sample_depends_on_the_seed_alone():

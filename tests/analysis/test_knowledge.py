@@ -49,6 +49,8 @@ def test_counts_and_errors_are_those_of_a_slow_loop(run, sample):
         assert component.chance == pytest.approx(100 * max(map(sum, confusion)) / len(kept))
         assert component.error == pytest.approx(sum(errors) / len(kept), abs=1e-6)
         kept_values = true[kept, c]
+        median = kept_values.sort().values[(len(kept) - 1) // 2]
+        assert component.error_chance == pytest.approx((kept_values - median).abs().mean().item(), abs=1e-6)
         for group in component.by_value:  # a mirrored view is as wide as -1, another as 1, and none as 0
             assert (kept_values - group["median"]).abs().min() < 1e-6, "a point of the figure lies where pairs are"
         groups = [group["error"] for group in component.by_value]

@@ -33,3 +33,13 @@ def test_the_place_of_the_true_action_is_where_the_second_view_lies(name, seed):
 def test_a_colour_has_no_place():
     copy = random_copy(0)
     assert place("colour", representation("colour")(copy), copy.first) is None
+
+
+def test_an_inferred_mirror_counts_from_a_half_on():
+    copy = random_copy(0)
+    action = representation("allocentric")(copy)
+    first, other = copy.first, copy.first._replace(mirrored=~copy.first.mirrored)
+    for inferred, second in ((0.4, first), (0.6, other)):
+        action[:, :4], action[:, 4] = 0, inferred
+        placed = place("allocentric", action, first)
+        torch.testing.assert_close(placed, egocentric(EfferenceCopy(first, second)), rtol=0, atol=1e-9)
