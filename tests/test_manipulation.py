@@ -222,15 +222,16 @@ def test_quantile_bins_leave_the_random_state_of_gpus_alone(monkeypatch: pytest.
 @pytest.mark.parametrize("action", ["egocentric", "paper", "official", "allocentric"])
 def test_quantile_bins_are_filled_equally_by_the_views_they_were_fitted_on(action: str) -> None:
     views = Views(area=(0.2, 0.9))
-    config = ManipulationConfig(action=action, bins="quantile", hidden=4)
+    config = ManipulationConfig(action=action, bins="quantile", k=8, hidden=4)
     model, n = Manipulation(DIM, config, views), 50_000
     torch.manual_seed(3)
     sizes = torch.full((n, 2), 1024.0)
     codes = model.bins(model.action(EfferenceCopy(views.sample(sizes), views.sample(sizes))))
     for component, name in enumerate(model.components):
         if name not in ("xy", "yx", "mirror"):  # not continuous
-            share = codes[:, component].bincount(minlength=6) / n
-            assert (share - 1 / 6).abs().max() < 0.012, name  # 5 standard errors of the difference
+            share = codes[:, component].bincount(minlength=8) / n
+            assert len(share) == 8
+            assert (share - 1 / 8).abs().max() < 0.012, name  # 5 standard errors of the difference
 
 
 # --- stec.create ------------------------------------------------------------------------------------------------------

@@ -165,6 +165,16 @@ def test_shards_of_trains_are_as_good_as_those_of_ships(tmp_path):
     assert (len(found.train), found.test) == (6, None)
 
 
+def test_test_images_of_which_some_have_no_label_test_nothing(tmp_path, caplog):
+    write_shards(tmp_path, 2, 2)
+    with webdataset.TarWriter(str(tmp_path / "test-000000.tar")) as tar:
+        tar.write({"__key__": "labelled", "png": png(0), "cls": b"0"})
+        tar.write({"__key__": "unlabelled", "png": png(1)})
+    with caplog.at_level("INFO", logger="stec"):
+        assert open_with(tmp_path).test is None
+    assert "some test images have no label: training without a probe" in caplog.text
+
+
 def test_a_shard_is_to_train_on_or_to_test_on(tmp_path):
     write_shards(tmp_path, 2, 2)
     write_shards(tmp_path, 1, 4, name="test")
@@ -294,8 +304,15 @@ def test_any_bytes_are_an_index_or_damage(whole, data):
 )
 def test_any_json_is_an_index_or_none(content):
     found = Index.from_json(json.dumps(content))
-    if found is not None:
-        assert (found.images[:, 0] + found.images[:, 1] <= found.length).all()
+    assert found is None or len(found.images) == 0
+
+
+@given(st.lists(st.tuples(*[st.integers(-2, 9)] * 3), max_size=3))
+def test_an_index_points_into_its_shard(images):
+    fits = all(start >= 0 and size >= 0 and start + size <= 8 and label >= -1 for start, size, label in images)
+    found = Index.from_json(json.dumps({"length": 8, "images": images}))
+    assert (found is not None) == fits
+    assert found is None or found.images.tolist() == [list(row) for row in images]
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "header", "gone"])

@@ -41,6 +41,9 @@ def test_larger_images_shrink_with_their_boxes_and_masks(tree):
     found = read(tree.root, size=64)
     assert found.train.sizes[0].tolist() == [48, 64]
     assert found.train.boxes[0, 0].tolist() == pytest.approx([8, 4, 32, 36])
+    found = read(tree.root, size=50)
+    assert found.train.sizes[0].tolist() == [38, 50], "37.5 rows are none"
+    assert found.train.boxes[0, 0].tolist() == pytest.approx([6.25, 5 * 38 / 60, 25, 45 * 38 / 60])
     masks = read(tree.root, "segmentation", size=64).train.masks
     assert masks.shape == (3, 64, 64)
     assert set(masks[0].unique().tolist()) == {0, 8, VOID}
