@@ -46,11 +46,17 @@ def test_every_key_either_decides_the_result_or_is_known_not_to(key):
 def test_which_images_decides_and_where_they_lie_does_not():
     assert hash_with(data="cifar10") != hash_with(data="cifar100")
     assert hash_with("data.source=arrays", "data.root=a", data="cifar10") == hash_with(data="cifar10")
+    drawn = ("data.train_images=9", "data.test_images=9")
+    assert hash_with(*drawn, data="cifar10") == hash_with(data="cifar10"), "how many shapes are drawn"
+    assert hash_with(*drawn) != hash_with()
 
 
 def test_settings_of_models_that_are_not_there_do_not_count():
     plain = hash_with("method=simclr", "lambda_turn=0")
-    assert hash_with("method=simclr", "lambda_turn=0", "manipulation.k=9", "lambda_manip=3", "turn.hidden=9") == plain
+    unused = ("manipulation.k=9", "lambda_manip=3", "turn.hidden=9", "views.turns=2")
+    assert hash_with("method=simclr", "lambda_turn=0", *unused) == plain
+    for word in unused:
+        assert hash_with(word) != hash_with()
     assert hash_with("method=simclr", "manipulation.k=9", "turn.hidden=9") != plain
 
 

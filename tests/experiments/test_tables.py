@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -25,6 +26,7 @@ from stec.experiments.figures import SMOOTH, draw, mean_curve
 from stec.experiments.jobs import choose, missing
 from stec.experiments.measured import measure
 from stec.experiments.pages import write_page
+from stec.experiments.settings import hash_of, settings_of
 from stec.experiments.tables import markdown_of, table_of
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -285,6 +287,23 @@ def test_costs_of_a_like_run_are_reckoned_by_its_work(book, table1):
     text = plan_of(load_experiment("search"), book)
     assert "~" in text
     assert "unknown" not in text
+
+
+def changed(cell, **settings):
+    config = replace(cell.config, **settings)
+    return replace(cell, config=config, hash=hash_of(settings_of(config, cell.data)))
+
+
+def test_what_is_like_a_run_has_its_precision_and_as_much_work(book, table1):
+    simclr, byol = (cell_of(table1, row) for row in ("SimCLR", "BYOL"))
+    book.add(made_up(simclr, 0, "NVIDIA H200", 90_000))
+    book.add(made_up(changed(byol, batch_size=512), 0, "NVIDIA H200", 30_000))
+    speeds = measured_speeds(book)
+    minutes = 2 * 1000 * 97 * 512 / 90_000 / 60
+    assert cost_of(changed(simclr, batch_size=512), speeds) == (pytest.approx(minutes), "NVIDIA H200", False)
+    assert cost_of(changed(simclr, precision="32"), speeds) is None
+    few = changed(simclr, data=replace(simclr.config.data, limit=3000))
+    assert cost_of(few, speeds).minutes == pytest.approx(2 * 1000 * 2 * 1024 / 90_000 / 60)
 
 
 def test_costs_also_come_from_benchmarks(book, table1):

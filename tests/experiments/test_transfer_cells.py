@@ -158,6 +158,9 @@ def test_a_transfer_costs_what_another_seed_of_it_took_or_another_of_its_recipe(
         book.add(made_up(random, seed, device, seconds=seconds))
     assert cost_of_repetition(random, book) == (1.0, "NVIDIA H200", True)
     assert cost_of_repetition(trained, book) == (1.0, "NVIDIA H200", False)
+    book.add(made_up(trained, 0, "NVIDIA H200", seconds=30.0))
+    assert cost_of_repetition(random, book) == (1.0, "NVIDIA H200", True), "as long as the same, not as others"
+    del book.runs[trained.hash, 0]
     longer = replace(trained, config=replace(trained.config, epochs=2))
     assert cost_of_repetition(longer, book) is None
     console = Console(width=80, file=io.StringIO())
