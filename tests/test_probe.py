@@ -68,10 +68,11 @@ def test_test_labels_change_no_choice(run, tmp_path):
         np.save(arrays / f"{split}.npy", drawn.images.permute(0, 2, 3, 1).numpy())
         np.save(arrays / f"{split}_labels.npy", drawn.labels[:, 0].numpy())
     words = ["data.source=arrays", f"data.root={arrays}"]
-    right = probe(load(run), run, words, sgd_epochs=2)
+    right = probe(load(run), run, words, k=1000, sgd_epochs=2)
+    assert right["knn_k"] == 300, "all that there are"
     labels = np.load(arrays / "test_labels.npy")
     np.save(arrays / "test_labels.npy", (labels + 1) % 10)
-    wrong = probe(load(run), run, words, sgd_epochs=2)
+    wrong = probe(load(run), run, words, k=1000, sgd_epochs=2)
     same = ("linear_train", "linear_penalty", "train_images")
     assert [right[key] for key in same] == [wrong[key] for key in same]
     assert right["linear"] > wrong["linear"]

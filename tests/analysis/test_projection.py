@@ -20,10 +20,18 @@ def test_principal_components_are_those_of_the_covariance():
     np.testing.assert_allclose(points.var(axis=0, ddof=1), values[[5, 4]], rtol=1e-3)
 
 
-def test_the_signs_of_principal_components_are_settled():
-    features = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(principal_components(features), principal_components(features))
-    assert principal_components(features[:, :1]).shape == (20, 2)
+@pytest.mark.parametrize("seed", range(8))
+def test_the_largest_weight_of_a_principal_component_is_positive(seed):
+    features = torch.randn(20, 3, generator=torch.Generator().manual_seed(seed))
+    for turned in (features, -features):
+        weights = torch.linalg.lstsq(turned - turned.mean(dim=0), principal_components(turned)).solution  # (3, 2)
+        assert (weights.gather(0, weights.abs().argmax(dim=0, keepdim=True)) > 0).all()
+
+
+def test_one_dimension_has_one_principal_component():
+    features = torch.randn(20, 1)
+    assert torch.equal(principal_components(features)[:, 1], torch.zeros(20))
+    torch.testing.assert_close(principal_components(features)[:, :1], features - features.mean())
 
 
 def test_a_missing_umap_is_one_line_that_names_the_extra(monkeypatch):

@@ -4,7 +4,7 @@ from torch import nn
 from torchvision.models.detection import FasterRCNN
 
 from stec.transfer.config import DetectionConfig
-from stec.transfer.detection import Detector, Targets, mirror, resize
+from stec.transfer.detection import Detector, RegionAlign, Targets, mirror, resize
 from stec.transfer.trunks import open_start
 
 SMALL = DetectionConfig(
@@ -163,4 +163,13 @@ def test_resizing_leaves_what_has_the_size():
     images = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
     assert torch.equal(resize(images, 64), images / 255)
     assert resize(images, 96).shape == (2, 3, 96, 96)
-    assert resize(images, 32).mean() == pytest.approx(float(images.float().mean() / 255), abs=0.01)
+    stripes = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
+    stripes[..., ::4] = 255
+    assert (resize(stripes, 16)[..., 1:-1] - 0.25).abs().max() < 0.05, "none is passed over"
+
+
+def test_a_region_has_the_pixels_that_it_covers():
+    """Columns 1 to 4 of a map whose values are its columns, in two bins."""
+    columns = torch.arange(8.0).expand(1, 1, 8, 8)
+    (found,) = RegionAlign(side=2, stride=16)({"0": columns}, [torch.tensor([[16.0, 32, 80, 96]])], [(128, 128)])
+    torch.testing.assert_close(found[0], torch.tensor([[1.5, 3.5], [1.5, 3.5]]))
