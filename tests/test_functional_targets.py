@@ -197,6 +197,7 @@ def test_info_nce_by_hand() -> None:
     contrast = info_nce(query, query, torch.eye(3)[1:], 1.0)
     assert contrast.loss.item() == pytest.approx(math.log((math.e + 2) / math.e), rel=1e-6)
     assert contrast.accuracy == 1
+    assert info_nce(query, query, query).accuracy == 0, "nothing is found where all are alike"
 
 
 def test_accuracy_counts_the_queries_that_are_nearest_to_their_key() -> None:

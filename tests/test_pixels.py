@@ -171,6 +171,14 @@ def test_a_fractional_crop_slides_smoothly() -> None:
         assert float(seen) == pytest.approx((start + 10) / 32, abs=2e-3)
 
 
+@pytest.mark.usefixtures("path")
+def test_a_pixel_that_a_crop_touches_by_rounding_has_no_part_in_it() -> None:
+    """As where a crop in true pixels is told in those of a squashed image."""
+    there, about = torch.tensor([[2.0, 3, 8, 9]]), torch.tensor([[2 - 1e-5, 3 - 1e-5, 8 + 2e-5, 9 + 2e-5]])
+    exact, rounded = (pixels.crop_and_resize(images(1), crop, torch.tensor([False]), 24) for crop in (there, about))
+    assert difference(exact, rounded) < 1e-4
+
+
 OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "crop": lambda x: pixels.crop_and_resize(x, torch.tensor([[2.0, 3, 9, 8]] * 6), torch.arange(6) % 2 == 0, 12),
     "jitter": lambda x: pixels.recolour(x, torch.tensor([[0.7, 1.3, 0.6, 0.1]] * 6), torch.tensor([[3, 1, 0, 2]] * 6)),

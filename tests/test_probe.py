@@ -6,16 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 from tiny_runs import Runner
 
-from stec.data import shapes
-from stec.encoder import load
+from stec.config import ViewsConfig
+from stec.data import ResidentSplit, shapes
+from stec.encoder import Description, Encoder, load
 from stec.errors import UserError
-from stec.probe import probe
+from stec.probe import _train_by_sgd, probe
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,28 @@ def test_test_labels_change_no_choice(run, tmp_path):
     same = ("linear_train", "linear_penalty", "train_images")
     assert [right[key] for key in same] == [wrong[key] for key in same]
     assert right["linear"] > wrong["linear"]
+
+
+def test_sgd_sees_the_colours_as_they_are():
+    """Of a run that changed them in every way."""
+    seen = []
+
+    class Watching(torch.nn.Module):
+        dim = 3
+
+        def forward(self, images):
+            seen.append(images)
+            return images.mean(dim=(2, 3))
+
+    encoder = Encoder(Watching(), Description("watching", "stec", 24, 24, 1.0))
+    encoder.register_parameter("where", torch.nn.Parameter(torch.zeros(1)))  # it lives on a device
+    colours = torch.tensor([[200, 40, 90], [10, 250, 60]], dtype=torch.uint8).repeat(8, 1)
+    images = colours[:, :, None, None].expand(-1, -1, 24, 24).clone()
+    split = ResidentSplit(images, torch.full((16, 2), 24.0), torch.arange(16) % 2)
+    changed = ViewsConfig(size=24, jitter_probability=1.0, grey=0.5, blur=1.0, solarize=0.5)
+    _train_by_sgd(encoder, changed, split, 2, 3, lambda done, total: None)
+    found = (torch.cat(seen) * 255).round().permute(0, 2, 3, 1).reshape(-1, 3).unique(dim=0)
+    assert found.tolist() == [[10, 250, 60], [200, 40, 90]]
 
 
 def test_sgd_learns(run):

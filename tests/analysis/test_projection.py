@@ -1,6 +1,7 @@
 """Two dimensions, the same ones every time."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +33,22 @@ def test_one_dimension_has_one_principal_component():
     features = torch.randn(20, 1)
     assert torch.equal(principal_components(features)[:, 1], torch.zeros(20))
     torch.testing.assert_close(principal_components(features)[:, :1], features - features.mean())
+
+
+def test_umap_draws_with_the_seed(monkeypatch):
+    """The library itself takes twenty seconds to compile."""
+    seeds = []
+
+    class UMAP:
+        def __init__(self, random_state, n_jobs):
+            seeds.append(random_state)
+
+        def fit_transform(self, features):
+            return features[:, :2]
+
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=UMAP))
+    assert project(torch.randn(30, 4), seed=7).method == "UMAP"
+    assert seeds == [7]
 
 
 def test_a_missing_umap_is_one_line_that_names_the_extra(monkeypatch):

@@ -133,8 +133,11 @@ def test_the_scale_and_offset_of_a_feature_do_not_matter():
 def test_constant_features_do_no_harm():
     train, labels, test, test_labels = clusters(spread=1.5)
     plain = fit_linear(train, labels, test, test_labels, 3)
-    train = torch.cat([train, torch.full((600, 1), 0.1), torch.zeros(600, 1)], 1)
-    test = torch.cat([test, torch.full((300, 1), 0.7), torch.ones(300, 1)], 1)  # never seen in training
+    rounded = torch.full((600, 1), 1000.0)
+    rounded[::2] = rounded[::2].nextafter(torch.tensor(2000.0))
+    train = torch.cat([train, torch.full((600, 1), 0.1), torch.zeros(600, 1), rounded], 1)
+    # Values that were never seen in training.
+    test = torch.cat([test, torch.full((300, 1), 0.7), torch.ones(300, 1), torch.full((300, 1), 1100.0)], 1)
     assert fit_linear(train, labels, test, test_labels, 3).accuracy == pytest.approx(plain.accuracy, abs=0.4)
 
 
@@ -163,7 +166,11 @@ def test_test_labels_change_neither_the_penalty_nor_the_fit():
     assert turned.accuracy < 50 < expected.accuracy
 
 
-def test_the_penalty_is_chosen_on_rows_that_were_not_fitted():
+def test_the_penalty_is_chosen_on_rows_that_were_not_fitted(monkeypatch):
+    tried, minimise = [], linear._minimise
+    monkeypatch.setattr(
+        linear, "_minimise", lambda x, y, penalty, start: tried.append(penalty) or minimise(x, y, penalty, start)
+    )
     # Few rows, many dimensions: on the rows it was fitted to the weakest penalty is always the best.
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(1200) % 2
@@ -172,6 +179,8 @@ def test_the_penalty_is_chosen_on_rows_that_were_not_fitted():
     result = fit_linear(features[:200], labels[:200], features[200:], labels[200:], 2)
     assert result.penalty >= 1e-2
     assert result.accuracy > 65
+    weakest = linear.PENALTIES.index(result.penalty) + 2  # two that are worse, until the weaker ones are left out
+    assert tried == [*linear.PENALTIES[: weakest + 1], result.penalty]
 
 
 def test_the_same_features_give_the_same_result():
