@@ -137,6 +137,13 @@ def test_the_most_frequent_answer(sounds):
     found = majority(sounds, parts)
     assert found["phones_majority"] == pytest.approx(expected, abs=0.01)
     assert found["speakers_majority"] == 25.0
+    unknown = sounds.phones.copy()
+    first = sounds.frame_offsets[parts.phones[0]]
+    unknown[first : first + 9] = -1
+    kept = np.concatenate([unknown[sounds.frame_offsets[i] : sounds.frame_offsets[i + 1]] for i in parts.phones])
+    expected = 100 * np.mean(kept[kept >= 0] == np.bincount(train).argmax())
+    found = majority(replace(sounds, phones=unknown), parts)
+    assert found["phones_majority"] == pytest.approx(expected, abs=0.01)
     one = join("x", [sounds.samples[:3200]], ["a"], ["s"], None, ())
     assert majority(one, split(one, 0.5)) == {"phones_majority": None, "speakers_majority": None}
 

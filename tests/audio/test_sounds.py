@@ -4,6 +4,7 @@ import gzip
 import logging
 import os
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,6 +51,19 @@ def test_the_split_does_not_depend_on_the_order_of_utterances(sounds):
     named = lambda which, s: {s.names[i] for i in getattr(split(s, 0.5), which)}  # noqa: E731
     for which in ("train", "phones", "speakers", "known"):
         assert named(which, mixed) == named(which, sounds)
+
+
+def test_the_fingerprint_is_of_all_that_is_learnt_from(sounds):
+    other = sounds.samples.copy()
+    other[7] += 1
+    phones, offsets = sounds.phones.copy(), sounds.offsets.copy()
+    phones[7] += 1
+    offsets[1] += 1
+    changes = ({"samples": other}, {"phones": phones}, {"phones": None}, {"offsets": offsets},
+               {"speakers": ("x", *sounds.speakers[1:])}, {"classes": ("x", *sounds.classes[1:])})  # fmt: skip
+    found = {replace(sounds, **change).fingerprint() for change in ({}, *changes)}
+    assert len(found) == 1 + len(changes)
+    assert replace(sounds, name="elsewhere").fingerprint() == sounds.fingerprint()
 
 
 # --- arrays ---
@@ -416,3 +430,16 @@ def test_streamed_windows_are_those_that_resident_ones_would_be(sounds, tmp_path
 def test_utterances_shorter_than_a_window_cannot_be_learnt_from():
     with pytest.raises(UserError, match=r"has 500 samples, the longest 300: lower audio.window"):
         Windows(_counting([300, 200]), [0, 1], 500, 500, None, CPU)
+
+
+def test_an_utterance_is_brought_to_a_power_of_one_unless_it_is_silent():
+    tone = (3000 * _sine() + 2000).astype(np.int16)
+    hum = np.zeros(800, np.int16)
+    hum[::100] = 2
+    sounds = join("x", [tone, hum], ["a", "b"], ["s", "s"], None, ())
+    assert float(waveform(sounds, 0).square().mean()) == pytest.approx(1, rel=1e-5)
+    assert float(waveform(sounds, 1).max()) == 2, "what nobody hears is not made loud"
+    windows = Windows(sounds, [0, 1], 400, 400, None, CPU)
+    (pieces,) = windows.batches(torch.arange(len(windows)), len(windows))
+    for utterance, scale in zip(pieces.utterances.tolist(), pieces.scales.tolist(), strict=True):
+        assert scale == pytest.approx([1 / np.sqrt(np.mean(tone.astype(float) ** 2)), 1][utterance], rel=1e-5)

@@ -165,6 +165,12 @@ def test_shards_of_trains_are_as_good_as_those_of_ships(tmp_path):
     assert (len(found.train), found.test) == (6, None)
 
 
+def test_there_are_as_many_classes_as_either_part_has(tmp_path):
+    write_shards(tmp_path, 1, 3)
+    write_shards(tmp_path, 1, 5, name="test")
+    assert open_with(tmp_path).classes == ("0", "1", "2", "3", "4")
+
+
 def test_test_images_of_which_some_have_no_label_test_nothing(tmp_path, caplog):
     write_shards(tmp_path, 2, 2)
     with webdataset.TarWriter(str(tmp_path / "test-000000.tar")) as tar:
