@@ -80,26 +80,51 @@ def test_test_labels_change_no_choice(run, tmp_path):
     assert right["linear"] > wrong["linear"]
 
 
-def test_sgd_sees_the_colours_as_they_are():
-    """Of a run that changed them in every way."""
-    seen = []
+class Means(torch.nn.Module):
+    """An encoder whose features a reader can compute: the mean colour."""
 
-    class Watching(torch.nn.Module):
-        dim = 3
+    dim = 3
 
-        def forward(self, images):
-            seen.append(images)
-            return images.mean(dim=(2, 3))
+    def __init__(self):
+        super().__init__()
+        self.seen = []
 
-    encoder = Encoder(Watching(), Description("watching", "stec", 24, 24, 1.0))
+    def forward(self, images):
+        self.seen.append(images)
+        return images.mean(dim=(2, 3))
+
+
+def by_sgd(network, method, epochs):
+    """A classifier of two colours, as of a run that changed colours in every way."""
+    encoder = Encoder(network, Description("means", method, 24, 24, 1.0))
     encoder.register_parameter("where", torch.nn.Parameter(torch.zeros(1)))  # it lives on a device
     colours = torch.tensor([[200, 40, 90], [10, 250, 60]], dtype=torch.uint8).repeat(8, 1)
     images = colours[:, :, None, None].expand(-1, -1, 24, 24).clone()
     split = ResidentSplit(images, torch.full((16, 2), 24.0), torch.arange(16) % 2)
     changed = ViewsConfig(size=24, jitter_probability=1.0, grey=0.5, blur=1.0, solarize=0.5)
-    _train_by_sgd(encoder, changed, split, 2, 3, lambda done, total: None)
-    found = (torch.cat(seen) * 255).round().permute(0, 2, 3, 1).reshape(-1, 3).unique(dim=0)
+    return _train_by_sgd(encoder, changed, split, 2, epochs, lambda done, total: None)
+
+
+def test_sgd_sees_the_colours_as_they_are():
+    by_sgd(means := Means(), "stec", epochs=3)
+    found = (torch.cat(means.seen) * 255).round().permute(0, 2, 3, 1).reshape(-1, 3).unique(dim=0)
     assert found.tolist() == [[10, 250, 60], [200, 40, 90]]
+
+
+def test_sgd_gives_the_same_classifier_every_time():
+    weights = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        weights.append(by_sgd(Means(), "stec", epochs=2).weight)
+    assert torch.equal(*weights)
+
+
+def test_sgd_has_the_rate_that_the_paper_has_for_a_method():
+    torch.manual_seed(0)
+    start = torch.nn.Linear(3, 2).weight
+    steps = [by_sgd(Means(), method, epochs=1).weight - start for method in ("stec", "stec-byol")]  # of one step
+    torch.testing.assert_close(steps[1], steps[0] * 0.175 / 0.01, rtol=1e-3, atol=1e-6)
+    assert steps[0].abs().max() > 0
 
 
 def test_sgd_learns(run):

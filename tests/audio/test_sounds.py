@@ -415,6 +415,19 @@ def test_the_second_window_can_be_kept_near():
     assert distances.float().mean().abs() < 5
 
 
+@pytest.mark.parametrize("near", [None, 50])
+def test_windows_begin_wherever_they_fit_and_nowhere_else(near):
+    windows, seen = Windows(_counting([100, 102]), [0, 1], 100, 100, near, CPU), set()
+    torch.manual_seed(0)
+    for pieces in windows.batches(torch.tensor([0, 1] * 100), 4):
+        seen |= {
+            (u, start)
+            for starts in pieces.starts.tolist()
+            for u, start in zip(pieces.utterances.tolist(), starts, strict=True)
+        }
+    assert seen == {(0, 0), (1, 0), (1, 1), (1, 2)}
+
+
 def test_streamed_windows_are_those_that_resident_ones_would_be(sounds, tmp_path):
     save_arrays(sounds, tmp_path)
     batches = []

@@ -65,6 +65,15 @@ def test_a_pool_counts_where_negatives_are_drawn_from_it():
     assert hash_of_sound("audio.pool=9") != hash_of_sound()
 
 
+def test_settings_of_sound_count_where_a_model_has_them():
+    identity = ("audio.pieces=frames", "audio.lambda_identity=3", "identity.hidden=9", "identity.temperature=0.3")
+    for method in ("cpc", "stec-cpc"):
+        plain = hash_of_sound(f"method={method}")
+        assert hash_of_sound(f"method={method}", "lambda_manip=3", "manipulation.k=9") == plain
+        for word in identity:
+            assert (hash_of_sound(f"method={method}", word) == plain) == (method == "cpc"), word
+
+
 def test_a_method_counts_by_what_it_is():
     assert hash_with("method=stec*") == hash_with("method=stec-star")
     assert hash_with("method=e-simclr", "lambda_turn=null") == hash_with("method=simclr", "lambda_turn=0.8")

@@ -16,10 +16,12 @@ from safetensors import safe_open
 from tiny_runs import Runner, Silent
 
 import stec as library
+from stec.config import load
 from stec.data import shapes
 from stec.errors import Stopped, UserError
+from stec.optim import scaled_rate
 from stec.probe import probe
-from stec.transfer.classification import choose, classify, configure
+from stec.transfer.classification import _settings, choose, classify, configure
 
 QUICK = ("epochs=1", "optimizer.warmup_epochs=0", "batch_size=50", "log_every=1")
 
@@ -60,6 +62,15 @@ def test_a_share_is_drawn_from_each_class_and_holds_the_smaller_ones(labels, see
 def test_another_seed_draws_other_labels():
     labels = torch.arange(1000) % 10
     assert not torch.equal(choose(labels, 0.1, 0), choose(labels, 0.1, 1))
+
+
+def test_few_images_are_seen_more_often_at_the_same_rate_in_every_step():
+    config = load("default", ["epochs=30", "batch_size=128", "optimizer.rate=0.5", "optimizer.warmup_epochs=2"])
+    few = _settings(config, share=1, images=64)
+    assert (few.epochs, few.batch_size, few.optimizer.warmup_epochs) == (300, 64, 20)
+    assert scaled_rate(few.optimizer.rate, 64) == scaled_rate(0.5, 128)
+    assert _settings(config, share=10, images=5000).epochs == 95  # 30 by the root of 10, rounded up
+    assert _settings(config, share=100, images=50_000) == config
 
 
 def test_linear_with_all_labels_is_the_probe(run):

@@ -171,5 +171,5 @@ def test_resizing_leaves_what_has_the_size():
 def test_a_region_has_the_pixels_that_it_covers():
     """Columns 1 to 4 of a map whose values are its columns, in two bins."""
     columns = torch.arange(8.0).expand(1, 1, 8, 8)
-    (found,) = RegionAlign(side=2, stride=16)({"0": columns}, [torch.tensor([[16.0, 32, 80, 96]])], [(128, 128)])
+    (found,) = RegionAlign(side=2, stride=8)({"0": columns}, [torch.tensor([[8.0, 16, 40, 48]])], [(64, 64)])
     torch.testing.assert_close(found[0], torch.tensor([[1.5, 3.5], [1.5, 3.5]]))

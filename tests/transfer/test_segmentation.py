@@ -63,11 +63,11 @@ def test_all_batch_norms_move():
 def places(side=48):
     """Canvases whose pixels say where they are: red the row, green the column.
 
-    The mask counts 1 right of column 20, and 2 below row 20.
+    The mask counts 1 right of column 21, and 2 below row 19.
     """
     place = torch.arange(side, dtype=torch.uint8)
     images = torch.stack([place[:, None].expand(side, side), place.expand(side, side), torch.zeros(side, side).byte()])
-    masks = (place > 20).byte() + 2 * (place > 20).byte()[:, None]
+    masks = (place > 21).byte() + 2 * (place > 19).byte()[:, None]
     return images.repeat(64, 1, 1, 1), masks.repeat(64, 1, 1)
 
 
@@ -83,9 +83,9 @@ def test_image_and_mask_are_cut_from_the_same_place():
     rows, columns = 255 * cut[:, 0], 255 * cut[:, 1]
     assert (cut[:, :2][~inside[:, None].expand(-1, 2, -1, -1)] == 0).all()
     assert rows[inside].max() <= 39  # never below the image, where the canvas goes on
-    for seen, bit in ((columns, 1), (rows, 2)):
-        far = inside & ((seen - 20.5).abs() > 1)
-        assert torch.equal(classes[far] & bit > 0, seen[far] > 20.5)
+    for seen, edge, bit in ((columns, 21.5, 1), (rows, 19.5, 2)):
+        far = inside & ((seen - edge).abs() > 1)
+        assert torch.equal(classes[far] & bit > 0, seen[far] > edge)
 
     # Every square is a straight, evenly spaced piece of the image.
     scales, mirrored = [], 0
