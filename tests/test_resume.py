@@ -521,7 +521,16 @@ def test_processes_that_draw_numbers_of_their_own_draw_alike_afterwards(monkeypa
     assert torch.equal(alone, torch.rand(7)), "one process goes on as ever"
 
 
-def test_checkpoints_come_by_time_too(tmp_path):
-    folder, _ = start(tmp_path / "run", "checkpoint_every=4", "checkpoint_minutes=0")
-    assert torch.load(folder.previous, weights_only=True)["step"] == 11
+@pytest.mark.parametrize(("minutes", "last"), [(0, 11), (4, 9)])
+def test_checkpoints_come_by_time_too(tmp_path, monkeypatch, minutes, last):
+    """For all that the loop knows, every step takes a minute and a half."""
+    train = stec.engine.Loop.train
+
+    def slow(loop, batch):
+        train(loop, batch)
+        loop.saved -= 90
+
+    monkeypatch.setattr(stec.engine.Loop, "train", slow)
+    folder, _ = start(tmp_path / "run", "checkpoint_every=4", f"checkpoint_minutes={minutes}")
+    assert torch.load(folder.previous, weights_only=True)["step"] == last
     json.dumps(folder.metrics())

@@ -185,6 +185,12 @@ def test_the_run_folder_explains_the_run(train):
     assert record["step"] == 2
     assert record["loss"] == pytest.approx(record["identity"] + record["manipulation"], rel=1e-5)
     assert 0 < record["manipulation_accuracy"] < 1
+    before = {"step": 0, "seconds": 0.0}
+    for line in folder.metrics():
+        views, seconds = 2 * 32 * (line["step"] - before["step"]), line["seconds"] - before["seconds"]
+        assert views / (seconds + 1e-3) < line["views_per_second"] < views / (seconds - 1e-3), "seconds are rounded"
+        before = line
+    assert line["step"] == 12
     encoder = stec.create("stec", encoder="resnet-small").encoder
     encoder.load_state_dict(encoder_of(folder))
 
