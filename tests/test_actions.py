@@ -92,6 +92,14 @@ def test_worked_example(name: str, expected: list[float]) -> None:
     assert representation(name)(WORKED)[0].tolist() == expected
 
 
+def test_codes_of_the_worked_example() -> None:
+    """Lengths go from -1 to 1 in six bins, and mirroring from 0 to 1."""
+    known = representation("allocentric")
+    bins = Bins.uniform(6, known.low, known.high)
+    assert bins(known(WORKED))[0].tolist() == [2, 3, 4, 3, 5]
+    assert bins(known(EfferenceCopy(WORKED.first, WORKED.first)))[0].tolist() == [3, 3, 3, 3, 0]
+
+
 @pytest.mark.parametrize(
     ("mirrored", "left_edge_x", "right_edge_x"),
     # 10 x 40 image, crop 20 wide from 5: columns 5 and 25 of 40 lie at 2 * 5 / 40 - 1 and 2 * 25 / 40 - 1.

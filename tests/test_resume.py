@@ -102,6 +102,7 @@ def test_a_signal_between_two_lines_of_metrics_changes_none_of_them(whole, tmp_p
     def signalled(loop, batch):
         train(loop, batch)
         if loop.step == 5 and not loop.folder.previous.exists():
+            loop.since -= 1000  # as if these steps had taken so many seconds
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(stec.engine.Loop, "train", signalled)
@@ -113,6 +114,7 @@ def test_a_signal_between_two_lines_of_metrics_changes_none_of_them(whole, tmp_p
     resume(folder)
     (record,) = folder.metrics()
     assert record["step"] == 12
+    assert 1000 < record["seconds"] < 1100
     unbroken = [r["loss"] * n for r, n in zip(whole.metrics(), (2, 1) * 4, strict=True)]
     assert record["loss"] == pytest.approx(sum(unbroken) / 12, rel=1e-5), "the mean over all twelve steps"
     torch.testing.assert_close(weights(folder), weights(whole), rtol=0, atol=0)

@@ -19,6 +19,7 @@ import stec.training
 from stec import UserError
 from stec.data import shapes
 from stec.loading import encode, open_data, open_run
+from stec.views import Views
 
 
 def encoder_of(folder):
@@ -162,6 +163,13 @@ def test_nan_before_any_checkpoint(train, monkeypatch):
     monkeypatch.setattr(stec.engine.Loop, "_rate", lambda loop: float("nan"))
     with pytest.raises(UserError, match=r"at step \d .*no checkpoint yet"):
         train("run")
+
+
+def test_every_step_of_every_epoch_draws_actions_of_its_own(train, monkeypatch):
+    drawn, sample = [], Views.sample
+    monkeypatch.setattr(Views, "sample", lambda views, sizes: drawn.append(sample(views, sizes)) or drawn[-1])
+    train("run", "epochs=2")
+    assert len({tuple(glimpse.colour.flatten().tolist()) for glimpse in drawn[:6]}) == 6
 
 
 def test_the_run_folder_explains_the_run(train):

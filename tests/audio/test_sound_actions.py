@@ -91,6 +91,7 @@ def test_draws_fill_their_ranges_and_pieces_are_long_enough():
         assert high - 0.01 * (high - low) < float(values.max()) <= high + 1e-4
     action = egocentric(done, draw(torch.zeros(10_000, dtype=torch.long), ALL), 1000, ALL)
     limits = torch.tensor([component.limit for component in actions.components(ALL)])
+    assert limits[0] == 0.5, "of a window, which is how far apart two of them may begin"
     assert ((action.abs().amax(dim=0) / limits)[1:] > 0.9).all()
     assert ((action.abs().amax(dim=0) / limits) < 1.05).all()
     length = piece_length(1000, ALL)

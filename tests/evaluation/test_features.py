@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
 from stec.data import ResidentSplit
-from stec.evaluation.features import extract
+from stec.evaluation.features import extract, extract_frozen
 from stec.views import Views
 
 
@@ -22,3 +23,14 @@ def test_mixed_precision_does_not_touch_the_pixels(act):
         assert features.shape == (200, 3 * 16 * 16), "of those that have a label"
         assert labels.tolist() == [i % 3 - 1 for i in range(300) if i % 3]
     assert torch.equal(*seen)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_an_encoder_is_frozen_meanwhile_and_left_as_it_was(training):
+    encoder = nn.Sequential(nn.Flatten(), nn.Dropout()).train(training)
+    images = torch.full((4, 3, 16, 16), 255, dtype=torch.uint8)
+    features, _ = extract_frozen(
+        encoder, Views(size=16), ResidentSplit(images, torch.full((4, 2), 16.0), torch.zeros(4))
+    )
+    torch.testing.assert_close(features, torch.ones(4, 3 * 16 * 16))
+    assert encoder.training == training

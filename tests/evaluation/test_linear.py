@@ -100,6 +100,7 @@ def test_separable_clusters_are_told_apart():
     assert result.accuracy == 100
     assert result.train_accuracy == 100
     assert result.class_accuracy == (100, 100, 100)
+    assert result.penalty == linear.PENALTIES[-1], "of those that are all right, the surest"
 
 
 def test_noise_stays_at_chance_and_gets_a_strong_penalty():
@@ -168,9 +169,12 @@ def test_test_labels_change_neither_the_penalty_nor_the_fit():
 
 def test_the_penalty_is_chosen_on_rows_that_were_not_fitted(monkeypatch):
     tried, minimise = [], linear._minimise
-    monkeypatch.setattr(
-        linear, "_minimise", lambda x, y, penalty, start: tried.append(penalty) or minimise(x, y, penalty, start)
-    )
+
+    def watched(x, y, penalty, start):
+        tried.append((penalty, len(x)))
+        return minimise(x, y, penalty, start)
+
+    monkeypatch.setattr(linear, "_minimise", watched)
     # Few rows, many dimensions: on the rows it was fitted to the weakest penalty is always the best.
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(1200) % 2
@@ -180,7 +184,7 @@ def test_the_penalty_is_chosen_on_rows_that_were_not_fitted(monkeypatch):
     assert result.penalty >= 1e-2
     assert result.accuracy > 65
     weakest = linear.PENALTIES.index(result.penalty) + 2  # two that are worse, until the weaker ones are left out
-    assert tried == [*linear.PENALTIES[: weakest + 1], result.penalty]
+    assert tried == [*((penalty, 180) for penalty in linear.PENALTIES[: weakest + 1]), (result.penalty, 200)]
 
 
 def test_the_same_features_give_the_same_result():

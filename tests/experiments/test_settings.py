@@ -28,9 +28,9 @@ def hash_with(*words, data="shapes"):
     return hash_of(settings_of(config, data))
 
 
-def hash_of_sound(*words):
+def hash_of_sound(*words, data="utterances"):
     config = load("audio/stec-cpc-actions", ["audio.negatives=both", *words])
-    return hash_of(settings_of(config, "utterances"))
+    return hash_of(settings_of(config, data))
 
 
 @pytest.mark.parametrize("key", LEAVES)
@@ -46,6 +46,7 @@ def test_every_key_either_decides_the_result_or_is_known_not_to(key):
 def test_which_images_decides_and_where_they_lie_does_not():
     assert hash_with(data="cifar10") != hash_with(data="cifar100")
     assert hash_with("data.source=arrays", "data.root=a", data="cifar10") == hash_with(data="cifar10")
+    assert hash_of_sound(data="librispeech") != hash_of_sound(data="mine")
     drawn = ("data.train_images=9", "data.test_images=9")
     assert hash_with(*drawn, data="cifar10") == hash_with(data="cifar10"), "how many shapes are drawn"
     assert hash_with(*drawn) != hash_with()
