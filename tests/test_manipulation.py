@@ -106,6 +106,13 @@ def test_a_batch_of_solarized_pairs_contributes_nothing(readout: str) -> None:
         assert torch.equal(tensor.grad, torch.zeros_like(tensor))
 
 
+@pytest.mark.parametrize("action", ["egocentric", "paper", "official", "allocentric"])
+def test_places_are_inferred_where_neither_view_is_solarized(action: str) -> None:
+    valid = Manipulation(DIM, ManipulationConfig(action=action, hidden=4)).valid_pairs(copy := copy_of())
+    assert valid.shape == (PAIRS,)
+    assert valid.nonzero().squeeze(1).tolist() == valid_pairs(copy)
+
+
 def test_solarized_pairs_have_no_influence() -> None:
     model = Manipulation(DIM, ManipulationConfig(hidden=16)).eval()
     copy, (first, second) = copy_of(), features()

@@ -46,6 +46,12 @@ def test_the_band_is_that_of_butterworth_filters():
         assert torch.allclose(heard[row][list(frequency)], expected, atol=2e-3)
 
 
+@pytest.mark.parametrize("octaves", [-0.25, 0.0, 0.25])
+def test_what_is_played_faster_sounds_higher(octaves):
+    heard = perform(_tone(1000), _done(speed=octaves), 8000, ["speed"])
+    assert torch.fft.rfft(heard)[0].abs().argmax() == pytest.approx(8000 / 16_000 * 1000 * 2**octaves, abs=1)
+
+
 def test_noise_and_gain_are_in_decibels():
     torch.manual_seed(0)
     tone = _tone(500)

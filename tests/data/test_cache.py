@@ -41,6 +41,26 @@ def test_images_from_the_cache_are_those_of_the_files(class_folders, tmp_path):
     assert len({(h, w) for h, w in plain[0].sizes.tolist()}) > 1  # true sizes, not those of the squashed images
 
 
+def test_where_a_file_is_left_out_the_others_keep_their_labels(tmp_path):
+    for name, number in (("a", 60), ("b", 60)):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for i in range(number):
+            Image.new("RGB", (4, 4), (i, 0, 0)).save(tmp_path / "pictures" / name / f"{i:02}.bmp")
+    (tmp_path / "pictures" / "a" / "07.bmp").write_bytes(b"not a picture")
+    plain, kept = (
+        everything(load(config(tmp_path / "pictures", where, "always"), CPU)) for where in (None, tmp_path / "c")
+    )
+    for ours, theirs in zip(kept, plain, strict=True):
+        assert torch.equal(ours.images, theirs.images)
+        assert torch.equal(ours.labels, theirs.labels)
+
+
+def test_another_size_makes_another_cache(class_folders, tmp_path):
+    for size in (16, 12):
+        (batch, _) = everything(load(replace(config(class_folders, tmp_path / "cache"), size=size), CPU))
+        assert batch.images.shape[2:] == (size, size)
+
+
 def test_the_second_time_nothing_is_decoded(class_folders, tmp_path, monkeypatch):
     load(config(class_folders, tmp_path / "cache"), CPU)
 

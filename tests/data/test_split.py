@@ -6,6 +6,7 @@ import os
 import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,9 @@ from stec.config import DataConfig
 from stec.data import SOURCES, ResidentSplit, StreamedSplit, load
 from stec.data import residence as residence_module
 from stec.data.loading import worker_count
+from stec.data.pictures import ArrayPictures
 from stec.data.residence import free_memory, is_resident
+from stec.data.split import read_blocks
 from stec.errors import UserError
 
 CPU = torch.device("cpu")
@@ -31,6 +34,13 @@ def assert_same_batches(a, b):
         for name in ("images", "sizes", "labels"):
             assert torch.equal(getattr(left, name).cpu(), getattr(right, name).cpu()), name
             assert getattr(left, name).dtype == getattr(right, name).dtype
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_blocks_that_are_read_ahead_stay_in_order(workers):
+    pictures = ArrayPictures(np.zeros((40, 8, 8, 3), np.uint8), torch.arange(40), 8)
+    blocks = read_blocks(pictures, [range(i, i + 1) for i in range(40)], 8, workers)
+    assert [int(block.indices) for block in blocks] == list(range(40))
 
 
 @pytest.mark.parametrize("resident", ["always", "never"])

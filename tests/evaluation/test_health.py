@@ -91,6 +91,8 @@ def test_a_measurement_looks_at_the_first_views_of_at_most_so_many_pairs() -> No
     assert health.uniformity == pytest.approx(float(uniformity(first)), rel=1e-5)
     assert health.embedding_rank == pytest.approx(float(effective_rank(embeddings[:PAIRS])))
     assert not health.collapsed
+    few = measure(features, embeddings[[0, 1, -2, -1]])
+    assert few.embedding_rank == pytest.approx(float(effective_rank(embeddings[:2]))), "first views alone"
 
 
 def test_either_rank_tells_of_a_collapse() -> None:

@@ -51,6 +51,14 @@ def test_larger_images_shrink_with_their_boxes_and_masks(tree):
     assert (masks[:, 48:] == VOID).all()
 
 
+def test_masks_may_show_every_class(tree):
+    path = tree.folder / "SegmentationClass" / "one.png"
+    values = np.array(Image.open(path))
+    values[0, :2] = len(CLASSES), VOID
+    Image.fromarray(values).save(path)
+    assert read(tree.root, "segmentation").train.masks[0, 0, :2].tolist() == [len(CLASSES), VOID]
+
+
 def test_masks_as_they_are(tree):
     masks = read(tree.root, "segmentation").train.masks
     expected = np.asarray(Image.open(tree.folder / "SegmentationClass" / "one.png"))
