@@ -37,6 +37,12 @@ def everything(split):
     return next(split.batches(torch.arange(len(split)), len(split)))
 
 
+def test_there_are_as_many_classes_as_either_part_has(root):
+    (root / "classes.json").unlink()
+    np.save(root / "test_labels.npy", LABELS[:4] + 2)
+    assert load_arrays(root).classes == ("0", "1", "2", "3", "4")
+
+
 def test_all_files(root):
     data = load_arrays(root)
     assert data.name == f"arrays:{root}"

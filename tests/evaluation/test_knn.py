@@ -35,6 +35,14 @@ def slow_knn(train, labels, test, test_labels, classes, k, temperature):
     return 100 * correct / len(test)
 
 
+def test_200_vote_at_a_temperature_of_a_tenth_unless_told_otherwise():
+    sample = data(rows=1500)
+    usual = knn_accuracy(*sample, classes=4)
+    assert usual == knn_accuracy(*sample, classes=4, k=200, temperature=0.1)
+    assert usual != knn_accuracy(*sample, classes=4, k=100, temperature=0.1)
+    assert usual != knn_accuracy(*sample, classes=4, k=200, temperature=0.2)
+
+
 @pytest.mark.parametrize("k", [1, 7, 200, 10_000])
 @pytest.mark.parametrize("temperature", [0.07, 1.0])
 def test_against_a_slow_loop(k, temperature):

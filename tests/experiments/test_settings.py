@@ -7,6 +7,7 @@ import pytest
 from stec.config import Config, _keys, load
 from stec.experiments import settings
 from stec.experiments.settings import NEUTRAL, differences, hash_of, settings_of
+from stec.transfer.config import load_transfer
 
 OTHER = {
     "method": "stec-byol", "encoder": "resnet50", "data.root": "elsewhere", "data.source": "arrays", "data.cache": "x",
@@ -88,6 +89,13 @@ def test_a_new_key_leaves_old_hashes_as_they_are(monkeypatch):
     monkeypatch.setitem(settings._DEFAULTS, "views.new", 0.0)
     assert hash_of({**old, "views.new": 0.0}) == hash_of(old)
     assert hash_of({**old, "views.new": 0.5}) != hash_of(old)
+
+
+def test_a_new_key_of_a_transfer_leaves_old_hashes_as_they_are(monkeypatch):
+    old = settings_of(load_transfer("shapes-segmentation"), "shapes", "none")
+    monkeypatch.setitem(settings._TRANSFER_DEFAULTS, "segmentation.new", 0.0)
+    assert hash_of({**old, "segmentation.new": 0.0}) == hash_of(old)
+    assert hash_of({**old, "segmentation.new": 0.5}) != hash_of(old)
 
 
 def test_differences_are_the_words_that_lead_there():
