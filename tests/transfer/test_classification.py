@@ -42,7 +42,10 @@ def run(trained, tmp_path) -> Path:
 def classified(run: Path, *words: str, reporter=None, place: str | None = None, **options) -> dict:
     encoder = library.load(run)
     config = configure(encoder, run, place, [*QUICK, *words])
-    return classify(encoder, config, run / "transfer", reporter or Silent(), **options)
+    found = classify(encoder, config, run / "transfer", reporter or Silent(), **options)
+    before, after = library.load(run).state_dict(), encoder.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before), "every share starts from the same weights"
+    return found
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=300), st.integers(0, 3))
