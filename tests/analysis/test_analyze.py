@@ -88,20 +88,26 @@ def test_a_folder_may_have_any_name(runs, tmp_path, monkeypatch, recwarn):
     assert [str(warning.message) for warning in recwarn if warning.category is UserWarning] == []
 
 
-@pytest.mark.parametrize("number", [10, 20])
-def test_long_names_of_classes_fit_into_the_figures(runs, monkeypatch, number):
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures that were saved, by the names of their files."""
     from matplotlib.figure import Figure
 
-    path = runs(f"long{number}", "epochs=1")[0].path
-    names = tuple(f"class_{i}_{'averyverylongname' * 4}"[:60] for i in range(number))
-    drawn: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {}
     save = Figure.savefig
 
     def keep(figure, file, **words):
-        drawn[file.name] = figure
+        figures[file.name] = figure
         save(figure, file, **words)
 
     monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+@pytest.mark.parametrize("number", [10, 20])
+def test_long_names_of_classes_fit_into_the_figures(runs, monkeypatch, drawn, number):
+    path = runs(f"long{number}", "epochs=1")[0].path
+    names = tuple(f"class_{i}_{'averyverylongname' * 4}"[:60] for i in range(number))
     monkeypatch.setattr(data, "load", lambda *a, load=data.load: replace(load(*a), classes=names))
     monkeypatch.setitem(sys.modules, "umap", None)
     analyze(path, images=40)
@@ -114,18 +120,8 @@ def test_long_names_of_classes_fit_into_the_figures(runs, monkeypatch, number):
         assert one.get_window_extent().x1 < other.get_window_extent().x0
 
 
-def test_many_bins_and_values_at_the_border_are_drawn_whole(runs, monkeypatch):
-    from matplotlib.figure import Figure
-
+def test_many_bins_and_values_at_the_border_are_drawn_whole(runs, monkeypatch, drawn):
     path = runs("bins", "epochs=1", "manipulation.k=24", "manipulation.action=allocentric")[0].path
-    drawn: dict[str, Figure] = {}
-    save = Figure.savefig
-
-    def keep(figure, file, **words):
-        drawn[file.name] = figure
-        save(figure, file, **words)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
     monkeypatch.setitem(sys.modules, "umap", None)
     analyze(path, images=40)
     axes = drawn["actions.png"].axes
