@@ -21,6 +21,7 @@ from stec.audio.sounds import UNKNOWN, join, split
 from stec.audio.windows import Windows, waveform
 from stec.config import load
 from stec.data.decoding import UnreadableError
+from stec.data.folder import file_names
 from stec.errors import UserError
 
 CPU = torch.device("cpu")
@@ -161,6 +162,16 @@ def test_files_of_any_rate_width_and_channels_become_one_kind(tmp_path):
         assert np.abs(samples[1000:7000]).max() == pytest.approx(0.4, abs=0.02)
 
 
+@pytest.mark.parametrize("ending", [ending[1:] for ending in files.EXTENSIONS])
+def test_files_of_every_kind_are_heard(tmp_path, ending):
+    kinds = {"opus": {"format": "OGG", "subtype": "OPUS"}, "aif": {"format": "AIFF"}, "aifc": {"format": "AIFF"}}
+    soundfile.write(tmp_path / f"a.{ending}", _sine(level=0.4), 16_000, **kinds.get(ending, {}))
+    (name,) = file_names(tmp_path, files.EXTENSIONS, files.FOREIGN, "sound files")
+    heard = files.read(tmp_path / name, soundfile, soxr) / 32768
+    assert heard.shape == _sine().shape
+    assert np.abs(heard - _sine(level=0.4))[400:-400].max() < 0.03  # at its ends, what is coded with loss rings
+
+
 def test_floats_beyond_one_are_scaled_and_not_cut_off(tmp_path):
     soundfile.write(tmp_path / "loud.wav", _sine(level=20_000), 16_000, subtype="FLOAT")
     heard = files.read(tmp_path / "loud.wav", soundfile, soxr) / 32768
@@ -263,7 +274,7 @@ def test_folders_without_sound_or_without_the_extra_are_named(tmp_path, monkeypa
     with pytest.raises(UserError, match=r"read with soundfile: pip install 'stec\[audio\]'"):
         open_folder(tmp_path, None, 1)
     monkeypatch.undo()
-    with pytest.raises(UserError, match=r"holds no sound files: none of its files ends in .flac .wav .ogg"):
+    with pytest.raises(UserError, match=r"holds no sound files: none of its files ends in .flac .wav .mp3 .ogg"):
         open_folder(tmp_path, None, 1)
     with pytest.raises(UserError, match="no such folder"):
         open_folder(tmp_path / "none", None, 1)

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from PIL import features
 
 from stec.config import DataConfig
 from stec.data import load
@@ -152,13 +153,31 @@ def test_images_may_lie_deeper_in_a_class_folder(class_folders, write_image):
 
 
 def test_extensions_in_any_case_and_nothing_else(tmp_path, write_image):
-    for i, extension in enumerate(("jpg", "JPEG", "png", "Bmp", "webp", "gif", "tif", "TIFF", "ppm")):
+    extensions = ("jpg", "JPEG", "png", "Bmp", "webp", "gif", "tif", "TIFF", "ppm", "jpe", "jfif", "jp2", "pnm", "tga")
+    for i, extension in enumerate(extensions):
         write_image(tmp_path / f"{i}.{extension}")
     write_image(tmp_path / ".hidden.png")
     write_image(tmp_path / ".thumbnails" / "a.png")
     (tmp_path / "notes.txt").write_text("not an image")
     (tmp_path / "empty").mkdir()
-    assert len(load_folder(tmp_path).train) == 9
+    assert len(load_folder(tmp_path).train) == len(extensions)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
+def test_avif_is_read(tmp_path, write_image):
+    write_image(tmp_path / "a.avif")
+    assert len(load_folder(tmp_path).train) == 1
+
+
+def test_images_that_cannot_be_read_by_their_kind_are_counted(tmp_path, write_image, caplog):
+    for name in ("a.HEIC", "b.heic", "c.nef"):
+        (tmp_path / name).write_bytes(b"?")
+    with pytest.raises(UserError, match=r"holds no images: .*; convert those that it holds \(2 .heic, 1 .nef\)$"):
+        load_folder(tmp_path)
+    write_image(tmp_path / "d.jpg")
+    with caplog.at_level(logging.WARNING, "stec"):
+        assert len(load_folder(tmp_path).train) == 1
+    assert f"{tmp_path}: files that cannot be read are left out (2 .heic, 1 .nef): convert them" in caplog.messages
 
 
 def test_links_are_followed_but_not_in_circles(class_folders, tmp_path_factory, write_image):

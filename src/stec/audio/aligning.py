@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stec.audio.files import EXTENSIONS, package, read
+from stec.audio.files import EXTENSIONS, FOREIGN, package, read
 from stec.audio.network import RATE
 from stec.checking import require_folder
 from stec.data.decoding import UnreadableError
@@ -71,7 +71,7 @@ def write_alignment(
     make_room(out)
     added = read_pronunciations(extra) if extra is not None else {}
     Aligner(added)  # a mistake in them is found before other processes are started
-    paths = file_names(root, EXTENSIONS, "sound files")
+    paths = file_names(root, EXTENSIONS, FOREIGN, "sound files")
     words = transcripts(root)
     jobs = [(root / path, words[Path(path).stem]) for path in paths if Path(path).stem in words]
     if not jobs:

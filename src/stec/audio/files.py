@@ -1,4 +1,4 @@
-"""Sound files: a tree of FLAC, WAV or OGG, of any rate and number of channels, as LibriSpeech or any other.
+"""Sound files: a tree of any that libsndfile reads, of any rate and number of channels, as LibriSpeech or any other.
 
 The first folder below the root names the speaker, or the first number of a name as LibriSpeech has them
 (1089-134686-0000.flac), wherever the file lies. An utterance is named as its file.
@@ -27,7 +27,9 @@ from stec.data.pictures import Failure
 from stec.data.split import check_failures, report_failures
 from stec.errors import UserError
 
-EXTENSIONS = (".flac", ".wav", ".ogg")
+EXTENSIONS = (".flac", ".wav", ".mp3", ".ogg", ".opus", ".aif", ".aiff", ".aifc", ".au", ".w64")
+# Recordings that libsndfile does not read.
+FOREIGN = (".m4a", ".aac", ".wma", ".amr", ".ape", ".wv", ".oga", ".mka", ".ac3")
 NOBODY = "nobody"  # who speaks in a file that lies in no folder
 SILENCE = 1e-4  # samples farther apart than twice this make a recording
 UNTOLD = 2**63 - 1  # libsndfile's number of samples where a header has none, past whose end it cannot read then
@@ -42,7 +44,7 @@ def open_folder(root: Path, alignment: Path | None, workers: int) -> Sounds:
     soundfile, soxr = package("soundfile"), package("soxr")
     require_folder(root, "data.root=")
     labels = read_alignment(alignment) if alignment is not None else None
-    paths = file_names(root, EXTENSIONS, "sound files")
+    paths = file_names(root, EXTENSIONS, FOREIGN, "sound files")
 
     def attempt(name: str) -> np.ndarray | Failure:
         try:

@@ -16,7 +16,7 @@ from stec.errors import UserError, nearest
 SOURCES = {
     "utterances": "utterances of twelve phones, synthesised on the spot; needs no files",
     "arrays": "root/waveforms.npy and utterances.npz, as 'stec data RECIPE data.root=PATH --save FOLDER' writes them",
-    "folder": "a tree of FLAC, WAV or OGG files; its first folders are speakers, as in LibriSpeech",
+    "folder": "a tree of FLAC, WAV, MP3 or OGG files; its first folders are speakers, as in LibriSpeech",
 }
 _SECONDS = 3.0  # of a synthesised utterance, about
 

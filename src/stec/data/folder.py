@@ -6,6 +6,7 @@ import errno
 import hashlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -19,7 +20,12 @@ from stec.errors import UserError
 
 logger = logging.getLogger("stec")
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
+EXTENSIONS = (
+    ".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm",
+    ".jpe", ".jfif", ".jp2", ".pgm", ".pnm", ".tga", ".avif",
+)  # fmt: skip
+# Images that Pillow does not read.
+FOREIGN = (".heic", ".heif", ".jxl", ".svg", ".dcm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".raf", ".rw2")
 # What folders of training and of test images may be called, in any case of letters, the likeliest first.
 TRAINS = ("train", "training")
 TESTS = ("test", "testing", "val", "valid", "validation")
@@ -95,14 +101,23 @@ def list_images(folder: Path) -> Listing:
 
 def image_names(folder: Path) -> list[str]:
     """Names relative to the folder of all images below it, sorted; UserError if there is none."""
-    return file_names(folder, EXTENSIONS, "images")
+    return file_names(folder, EXTENSIONS, FOREIGN, "images")
 
 
-def file_names(folder: Path, extensions: tuple[str, ...], what: str) -> list[str]:
-    """Names relative to the folder of all files below it with these endings, sorted; UserError if there is none."""
-    names = names_below(folder, extensions)
+def file_names(folder: Path, extensions: tuple[str, ...], foreign: tuple[str, ...], what: str) -> list[str]:
+    """Names relative to the folder of all files below it with these endings, sorted; UserError if there is none.
+
+    Files with `foreign` endings are of the same kind, and cannot be read: how many there are is told.
+    """
+    found = names_below(folder, (*extensions, *foreign))
+    names = [name for name in found if name.lower().endswith(extensions)]
+    others = Counter(Path(name).suffix.lower() for name in found if not name.lower().endswith(extensions))
+    told = ", ".join(f"{number:,} {ending}" for ending, number in sorted(others.items()))
     if not names:
-        raise UserError(f"{folder} holds no {what}: none of its files ends in {' '.join(extensions)}")
+        lacking = f"{folder} holds no {what}: none of its files ends in {' '.join(extensions)}"
+        raise UserError(f"{lacking}; convert those that it holds ({told})" if told else lacking)
+    if told:
+        logger.warning("%s: files that cannot be read are left out (%s): convert them", folder, told)
     return names
 
 
