@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from stec.commands import data, experiments, study, transfer, use
-from stec.commands.runs import Force, PrintConfig, Resume, check_options, open_run, show_config
+from stec.commands.runs import Force, PrintConfig, Resume, check_options, is_named, open_run, show_config
 from stec.commands.screen import Saying, console, forget
 from stec.commands.screen import hint as _hint
 from stec.commands.screen import make_table as _table
@@ -80,7 +80,7 @@ def pretrain(
     """
     words = words or []
     check_options(words, resume, force, out)
-    recipe, config = _recipe_and_config(words)
+    recipe, config = _recipe_and_config([] if is_named(resume) else words)
     if print_config:
         show_config(config, words, resume)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,12 @@ def open_run(path: Path, device: torch.device | None = None) -> LoadedRun:
     return LoadedRun(folder, config, views, method.encoder, manipulation, device)
 
 
-def open_data(folder: RunFolder) -> DataSet:
-    """The data set of a run, on the CPU; an image is read when it is asked for, and none is downloaded."""
-    settings = dataclasses.replace(folder.config().data, resident="never", workers=0, download=False)
+def open_data(folder: RunFolder, words: Sequence[str] = ()) -> DataSet:
+    """The data set of a run, on the CPU; an image is read when it is asked for, and none is downloaded.
+
+    Words say where it is now, such as `data.root=PATH`.
+    """
+    settings = dataclasses.replace(folder.config(words).data, resident="never", workers=0, download=False)
     dataset = data.load(settings, torch.device("cpu"))
     compare_data(folder, dataset, settings.source)
     return dataset

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,11 +120,11 @@ class RunFolder:
         """The path of the checkpoint before the last."""
         return self.path / PREVIOUS
 
-    def config(self) -> Config:
-        """The resolved config that was saved with a pretraining."""
+    def config(self, words: Sequence[str] = ()) -> Config:
+        """The resolved config that was saved with a pretraining, with `key=value` words laid over it."""
         if task_of(self.path):
             raise UserError(f"{self.path} is a transfer, which has no encoder of its own: name the run it started from")
-        return load(str(self.path / CONFIG))
+        return load(str(self.path / CONFIG), words)
 
     def add_metrics(self, record: dict[str, Any]) -> None:
         """Appends a line to metrics.jsonl."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from stec.run import replacing
 FOLDER = "analysis"
 
 
-def analyze(path: Path, images: int = 1000, seed: int = 0) -> dict[str, Any]:
-    """Writes RUN/analysis: map, centroids and actions as PNG and SVG, and analysis.json, which is returned."""
+def analyze(path: Path, images: int = 1000, seed: int = 0, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Writes RUN/analysis: map, centroids and actions as PNG and SVG, and analysis.json, which is returned.
+
+    Words say where the images are now, such as `data.root=PATH`.
+    """
     run = open_run(path)
-    sample = draw_sample(run.views, open_data(run.folder), images, seed)
+    sample = draw_sample(run.views, open_data(run.folder, words), images, seed)
     found = study(run, sample, seed, "UMAP" if has_umap() else "PCA")
     folder = path / FOLDER
     folder.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,17 @@ class Study:
     phones: Tensor | None  # (N,) of these frames
 
 
-def study(path: Path, frames: int, seed: int) -> Study:
+def study(path: Path, frames: int, seed: int, words: Sequence[str] = ()) -> Study:
     """Looks at a run.
 
     Args:
         path: of its folder.
         frames: how many are projected into the plane.
         seed: which ones, and of the projection.
+        words: where the recordings are now, such as `data.root=PATH`.
     """
     folder = RunFolder.open(path)
-    config, summary = folder.config(), folder.summary()
+    config, summary = folder.config(words), folder.summary()
     metrics = folder.metrics()
     if summary is None or not metrics:
         raise UserError(f"{path} is not finished: {folder.command} continues it")

@@ -26,7 +26,8 @@ Force = Annotated[bool, typer.Option("--force", help="Replace the run folder if 
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved config and stop.")]
 
 AUTO = Path("auto")
-ELSEWHERE = ("device", "devices", "strategy")  # keys that can change when a run is resumed
+# Keys that can change when a run is resumed: what trains, and where the data lie.
+ELSEWHERE = ("device", "devices", "strategy", "data.root", "data.test_root", "data.cache", "data.workers")
 
 
 class Opened(NamedTuple):
@@ -47,8 +48,8 @@ def check_options(words: Sequence[str], resume: Path | None, force: bool, out: P
     if is_named(resume) and out is not None:
         raise UserError(f"--resume {resume} goes on in that folder: leave out --out")
     if is_named(resume) and any(word.partition("=")[0] not in ELSEWHERE for word in words):
-        kept = "all keys from the run, but for device, devices and strategy"
-        raise UserError(f"--resume takes the recipe and {kept}; leave out the other words")
+        changing = f"{', '.join(ELSEWHERE[:-1])} and {ELSEWHERE[-1]}"
+        raise UserError(f"--resume takes all from the run but for {changing}; leave out the other words")
     if resume is not None and force:
         raise UserError("--resume continues a run, --force replaces it: choose one of them")
 

@@ -9,11 +9,17 @@ import typer
 from rich.markup import escape
 
 from stec.commands.screen import console, hint, show_list
+from stec.commands.words import paths_and_words
 from stec.limits import SOUND
 
 app = typer.Typer()
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.")]
+Runs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN|data.KEY=VALUE", help="Run folders, and where their images are now, as data.root=PATH."
+    ),
+]
 Images = Annotated[int, typer.Option(min=2, help="How many images to look at.")]
 Seed = Annotated[
     int, typer.Option(min=0, max=2**32 - 1, help="Which images, which views of them, and UMAP's own chance.")
@@ -28,12 +34,13 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
     from stec.method import METHODS
     from stec.run import RunFolder
 
-    sound = [RunFolder.open(path).config().method in SOUND for path in runs]  # all, before the first is worked on
-    for path in (path for path, is_sound in zip(runs, sound, strict=True) if is_sound):
-        _analyze_sound(path, images, seed)
-    for path in (path for path, is_sound in zip(runs, sound, strict=True) if not is_sound):
+    paths, words = paths_and_words(runs)
+    sound = [RunFolder.open(path).config(words).method in SOUND for path in paths]  # all, before the first is worked on
+    for path in (path for path, is_sound in zip(paths, sound, strict=True) if is_sound):
+        _analyze_sound(path, images, seed, words)
+    for path in (path for path, is_sound in zip(paths, sound, strict=True) if not is_sound):
         with console.status(escape(f"{path} ...")):
-            found = look(path, images, seed)
+            found = look(path, images, seed, words)
         features, plane = found["centroids"]["features"], found["centroids"]["projection"]
         known = [part for part in found["components"] if part["informative"]]
         lines = {
@@ -55,12 +62,12 @@ def analyze(runs: Runs, images: Images = 1000, seed: Seed = 0) -> None:
         hint(f"figures and analysis.json are in {path / 'analysis'}")
 
 
-def _analyze_sound(path: Path, frames: int, seed: int) -> None:
+def _analyze_sound(path: Path, frames: int, seed: int, words: list[str]) -> None:
     from stec.audio.figures import write_figures
     from stec.audio.study import study
 
     with console.status(escape(f"{path} ...")):
-        found = study(path, frames, seed)
+        found = study(path, frames, seed, words)
         write_figures(found, path / "analysis")
     steps = ", ".join(f"{loss:.2f}" for loss in found.steps)
     console.print(f"[bold]{escape(str(path))}[/bold]: {escape(found.config.method)}", highlight=False, soft_wrap=True)
@@ -80,8 +87,9 @@ def report(
     """Writes one HTML page about runs: curves, tables, a map of their features, pairs of views, an action explorer."""
     from stec.report.page import write_report
 
+    paths, words = paths_and_words(runs)
     with console.status("looking ..."):
-        page, missing = write_report(runs, out, images, seed)
+        page, missing = write_report(paths, out, images, seed, words)
     for note in missing:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     size = f"{page.stat().st_size / 1e6:.1f} MB"

@@ -77,8 +77,9 @@ def _transfer(
     check_options(words, resume, force, out)
     if start is None and not is_named(resume):
         raise UserError(f"from which encoder? 'stec transfer {task} RUN', with a run folder, a file, or none")
-    recipe, config = recipe_and_config(task, start or "none", words)
-    require_files(config, words)
+    recipe, config = recipe_and_config(task, start or "none", [] if is_named(resume) else words)
+    if not is_named(resume):
+        require_files(config, words)
     if show:
         show_config(config, words, resume)
         return {}, Path()

@@ -56,6 +56,15 @@ def recipe_and_config(words: list[str]) -> tuple[str, Config]:
     return recipe, config
 
 
+def paths_and_words(given: list[str]) -> tuple[list[Path], list[str]]:
+    """Run folders, and words that say where their images or recordings are now."""
+    words = [word for word in given if "=" in word and word.startswith(("data.", "audio.alignment="))]
+    paths = [Path(word) for word in given if word not in words]
+    if not paths:
+        raise UserError(f"{words[0]}: whose? Name the run folder, too")
+    return paths, words
+
+
 def require_files(config: Any, words: list[str]) -> None:
     """UserError if words give files to a source that makes its own; a recipe's own root may be left over."""
     given = next((word for word in words if word.startswith("data.root=")), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from stec.analysis.study import Study, study
 from stec.audio.method import METHODS as SOUNDS
 from stec.config import Config
 from stec.errors import UserError
+from stec.limits import STORED
 from stec.loading import open_data, open_run
 from stec.method import METHODS, pairing_of
 from stec.run import RunFolder
@@ -33,8 +35,8 @@ class Material:
     notes: list[str]  # what is missing, and why
 
 
-def gather(path: Path, name: str, images: int, seed: int) -> Material:
-    """Opens a run and looks at this many of its images."""
+def gather(path: Path, name: str, images: int, seed: int, words: Sequence[str] = ()) -> Material:
+    """Opens a run and looks at this many of its images, which are where words say."""
     folder = RunFolder.open(path)
     config = folder.config()
     summary, metrics = folder.summary(), folder.metrics()
@@ -42,9 +44,10 @@ def gather(path: Path, name: str, images: int, seed: int) -> Material:
     sample = found = None
     try:
         views = Views(**dataclasses.asdict(config.views))
-        sample = draw_sample(views, open_data(folder), images, seed)
+        sample = draw_sample(views, open_data(folder, words), images, seed)
     except UserError as error:
-        notes.append(f"No images, so no map and no pairs of views: {error}.")
+        where = " If they are elsewhere now, add data.root=PATH." if config.data.source in STORED else ""
+        notes.append(f"No images, so no map and no pairs of views: {error}.{where}")
     if sample is not None:
         try:
             run = open_run(path)

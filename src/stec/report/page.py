@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -20,14 +20,16 @@ SCRIPTS = ("actions.js", "map.js", "gallery.js", "explorer.js", "main.js")
 
 
 def write_report(
-    paths: list[Path], out: Path | None = None, images: int = 400, seed: int = 0
+    paths: list[Path], out: Path | None = None, images: int = 400, seed: int = 0, words: Sequence[str] = ()
 ) -> tuple[Path, list[str]]:
     """Writes the page about these runs: into the folder of one run, beside several, or where `out` says.
+
+    Words say where the images or recordings are now, such as `data.root=PATH`.
 
     Returns:
         Its path, and what it could not show.
     """
-    kinds = {_kind(path) for path in paths}
+    kinds = {_kind(path, words) for path in paths}
     if len(kinds) > 1:
         raise UserError("a page is about images, about sound or about transfers: name the runs of one kind")
     if out is None:
@@ -42,21 +44,23 @@ def write_report(
     if kinds == {"sound"}:
         from stec.report.sound import render_sounds
 
-        text, missing = render_sounds(named, images, seed)
+        text, missing = render_sounds(named, images, seed, words)
     elif kinds == {"transfer"}:
+        if words:
+            raise UserError(f"{words[0]}: a page about transfers shows what is in their folders; leave it out")
         text, missing = render_transfers(named), []
     else:
-        runs = [gather(path, name, images, seed) for name, path in named.items()]
+        runs = [gather(path, name, images, seed, words) for name, path in named.items()]
         text, missing = render(runs), [f"{run.name}: {note}" for run in runs for note in run.notes]
     with replacing(out) as part:
         part.write_text(text, encoding="utf-8", errors="replace")  # names of folders may be no UTF-8
     return out, missing
 
 
-def _kind(path: Path) -> str:
+def _kind(path: Path, words: Sequence[str]) -> str:
     if task_of(path) is not None:
         return "transfer"
-    return "sound" if RunFolder.open(path).config().method in SOUND else "images"
+    return "sound" if RunFolder.open(path).config(words).method in SOUND else "images"
 
 
 def render(runs: list[Material]) -> str:

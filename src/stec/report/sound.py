@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from stec.run import RunFolder
 COLOURS = {INK: "var(--ink)", QUIET: "var(--quiet)", LINE: "var(--line)", FIRST: "var(--first)"}
 
 
-def render_sounds(paths: dict[str, Path], frames: int, seed: int) -> tuple[str, list[str]]:
+def render_sounds(paths: dict[str, Path], frames: int, seed: int, words: Sequence[str] = ()) -> tuple[str, list[str]]:
     """The page as text, about runs by their names, and what it could not show."""
     runs, figures = [], []
     for name, path in paths.items():
@@ -31,7 +32,7 @@ def render_sounds(paths: dict[str, Path], frames: int, seed: int) -> tuple[str, 
             if summary is None:
                 notes.append(unfinished(config, metrics))
             else:
-                drawn = _figures(path, frames, seed)
+                drawn = _figures(path, frames, seed, words)
         except UserError as error:
             notes.append(f"No figures: {error}.")
         runs.append(Material(name, folder.recipe, config, summary or {}, metrics, None, None, notes))
@@ -63,9 +64,9 @@ def _curves(metrics: list[dict[str, Any]]) -> dict[str, list[float]]:
     }
 
 
-def _figures(path: Path, frames: int, seed: int) -> str:
+def _figures(path: Path, frames: int, seed: int, words: Sequence[str]) -> str:
     drawn = []
-    for name, figure in draw(study(path, frames, seed)).items():
+    for name, figure in draw(study(path, frames, seed, words)).items():
         svg = as_svg(figure)
         for colour, variable in COLOURS.items():
             svg = svg.replace(colour, variable)
