@@ -127,6 +127,7 @@ PUBLISHED = {
     "stl10-resnet18-augself": (0.03, 5e-4, 0.0, 2),
     "cifar10-resnet18-vicreg": (0.3, 1e-4, 0.02, 2),  # solo-learn, scripts/pretrain/cifar
     "cifar10-resnet18-barlow": (0.3, 1e-4, 0.02, 20),
+    "cifar10-resnet18-dino": (0.3, 1e-6, 0.02, 2),
 }
 
 

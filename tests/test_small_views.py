@@ -115,7 +115,7 @@ def test_the_actions_of_all_pairs_hold_in_pixels() -> None:
 
 def build(name: str, **settings) -> stec.Method:
     torch.manual_seed(0)
-    identity = {"hidden": 16, "output": 8, "temperature": TAU, "alpha": 0.7, "queue": 20}
+    identity = {"hidden": 16, "output": 8, "temperature": TAU, "alpha": 0.7, "queue": 20, "prototypes": 7}
     method = stec.create(name, "resnet-small", identity=identity, **settings)
     for parameter in method.parameters():  # no zeros, and a target that is not the online network
         parameter.data.add_(0.05 * torch.randn_like(parameter))
@@ -124,6 +124,11 @@ def build(name: str, **settings) -> stec.Method:
 
 def unit(x: Tensor) -> Tensor:
     return x.double() / x.double().norm()
+
+
+def softmax(scores: Tensor, temperature: Tensor | float) -> Tensor:
+    weights = (scores.double() / temperature).exp()
+    return weights / weights.sum(dim=-1, keepdim=True)
 
 
 def contrast(s: Tensor, image: int, large: int, z: list[Tensor], candidates: list[Tensor], alpha: float) -> Tensor:
@@ -146,6 +151,9 @@ def directed(name: str, method: stec.Method, s: Tensor, large: int, batch: ViewB
     if name == "barlow":
         return BarlowTwinsLoss()(s.double(), model.expander(features).double().chunk(2)[large])
     z = list(model.projector(features).chunk(2))
+    if name == "dino":
+        sharp = [softmax(t - model.centre, model.target_temperature) for t in model.target(batch.images).chunk(2)]
+        return torch.stack([-q @ softmax(p, TAU).log() for q, p in zip(sharp[large], s, strict=True)]).mean()
     targets = list(model.target(batch.images).chunk(2)) if hasattr(model, "target") else z
     losses = []
     for b in range(len(s)):
@@ -173,7 +181,7 @@ def test_the_identity_loss_is_the_mean_over_all_pairs(name: str) -> None:
         total = total + sum(directed(name, method, s, large, batch) for large in (0, 1))
     losses = method(batch)
     torch.testing.assert_close(losses.identity.double(), total / (1 + SMALL), rtol=2e-5, atol=1e-5)
-    if name in ("simclr", "vicreg", "barlow", "gaussian"):  # the others stop some gradients
+    if name in ("simclr", "vicreg", "barlow", "gaussian", "dino"):  # the others stop some gradients
         weight = next(method.encoder.parameters())
         (found,), (expected,) = (torch.autograd.grad(x, weight) for x in (losses.total, total / (1 + SMALL)))
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))

@@ -67,7 +67,13 @@ def build(name: str) -> tuple[Views, Trainee]:
     method = create(
         name,
         Encoder(),
-        identity={"hidden": 10, "output": 12 if "simsiam" in name or name == "augself" else 7, "queue": 30, "ema": 0.8},
+        identity={
+            "hidden": 10,
+            "output": 12 if "simsiam" in name or name == "augself" else 7,
+            "queue": 30,
+            "ema": 0.8,
+            "prototypes": 11,
+        },
         manipulation={"hidden": 9, **action},
         views=views,
         lambda_turn=0.8,

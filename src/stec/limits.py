@@ -53,6 +53,7 @@ AT_LEAST = {
     "data.cache_gb": 0, "data.buffer": 1, "views.small": 0, "views.small_size": 4,
     "identity.hidden": 1, "identity.output": 1, "identity.alpha": 0, "identity.queue": 1,
     "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
+    "identity.prototypes": 2,
     "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0, "optimizer.momentum": 0,
     "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.probe_rate": 0, "optimizer.probe_decay": 0,
     "optimizer.warmup_epochs": 0,
@@ -89,7 +90,11 @@ def check_values(config: Config) -> None:
     u, v = config.views.jitter
     require(0 <= u <= 1 and 0 <= v <= 0.5, "views.jitter", "needs u from 0 to 1 and v from 0 to 0.5")
     require(0 < config.views.test_crop <= 1, "views.test_crop", "must be above 0 and at most 1")
-    require(config.identity.temperature > 0, "identity.temperature", "must be above 0")
+    for name in ("temperature", "target_temperature"):
+        require(value_of(f"identity.{name}") > 0, f"identity.{name}", "must be above 0")
+    for name in ("frozen", "warmup"):
+        share = "is a share of training, from 0 to below 1"
+        require(0 <= value_of(f"identity.{name}") < 1, f"identity.{name}", share)
     average = "must be above 0 (the target would be the encoder itself) and below 1 (it would never follow)"
     require(0 < config.identity.ema < 1, "identity.ema", average)
     leak = (

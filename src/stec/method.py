@@ -65,6 +65,8 @@ METHODS: dict[str, Pairing] = {
     "stec-vicreg": Pairing("vicreg", True, "VICReg + the manipulation model"),
     "barlow": Pairing("barlow", False, "cross-correlation of the views to the identity (Zbontar et al. 2021)"),
     "stec-barlow": Pairing("barlow", True, "Barlow Twins + the manipulation model"),
+    "dino": Pairing("dino", False, "assign views to prototypes as a target network does the other (Caron et al. 2021)"),
+    "stec-dino": Pairing("dino", True, "DINO + the manipulation model"),
     "gaussian": Pairing("gaussian", False, "squared distance alone, with nothing against collapse: it collapses"),
     "stec-gaussian": Pairing("gaussian", True, "squared distance + the manipulation model, the paper's conjecture"),
 }

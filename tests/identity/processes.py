@@ -38,7 +38,7 @@ class Model(nn.Module):
         self.encoder = nn.Linear(PIXELS, DIM)
         self.encoder.dim = DIM
         output = 12 if name == "simsiam" else 5  # a quarter of it is SimSiam's bottleneck
-        config = IdentityConfig(temperature=0.2, hidden=16, output=output, queue=40, groups=PROCESSES)
+        config = IdentityConfig(temperature=0.2, hidden=16, output=output, queue=40, groups=PROCESSES, prototypes=9)
         self.identity = IDENTITIES[name](self.encoder, config)
         # Batch norms use these instead of the statistics of a batch, which would differ between processes.
         for module in self.identity.modules():

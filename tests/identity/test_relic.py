@@ -53,7 +53,7 @@ def test_stec_star_is_relic_with_the_manipulation_model() -> None:
     assert stec.create("relic", "resnet-small").manipulation is None
 
 
-@pytest.mark.parametrize("name", ["relic", "moco", "byol"])
+@pytest.mark.parametrize("name", ["relic", "moco", "byol", "dino"])
 def test_after_a_step_the_target_follows_by_the_schedule(name: str) -> None:
     method = stec.create(name, "resnet-small", identity={"ema": 0.9, "queue": 8})
     online, target = method.encoder.conv1.weight, method.identity.target.encoder.conv1.weight

@@ -6,7 +6,7 @@ from tiny_runs import Silent
 
 from stec.run import RunFolder
 
-WITH_TARGET = ("relic", "stec-star", "moco", "stec-moco", "byol", "stec-byol")
+WITH_TARGET = ("relic", "stec-star", "moco", "stec-moco", "byol", "stec-byol", "dino", "stec-dino")
 
 
 class Interrupted(Exception):
@@ -56,7 +56,7 @@ def test_a_constant_rate_of_the_predictor_is_kept_by_a_resumed_run(train) -> Non
     assert rates[True] > 10 * rates[False]  # at the last of its steps
 
 
-@pytest.mark.parametrize("method", ["relic", "moco", "byol"])
+@pytest.mark.parametrize("method", ["relic", "moco", "byol", "dino"])
 def test_after_training_the_target_is_behind_the_encoder_and_neither_is_where_it_began(train, method: str) -> None:
     folder, summary = train("run", f"method={method}", "identity.queue=100", "identity.ema=0.5", "epochs=1")
     state = torch.load(folder.checkpoint)["model"]

@@ -2,6 +2,7 @@
 
 from stec.identity.barlow import BarlowTwins
 from stec.identity.byol import BYOL
+from stec.identity.dino import DINO
 from stec.identity.gaussian import Gaussian
 from stec.identity.interface import Identity, IdentityOutput
 from stec.identity.moco import MoCo
@@ -13,6 +14,7 @@ from stec.identity.vicreg import VICReg
 IDENTITIES: dict[str, type[Identity]] = {
     "barlow": BarlowTwins,
     "byol": BYOL,
+    "dino": DINO,
     "gaussian": Gaussian,
     "moco": MoCo,
     "relic": ReLIC,
@@ -23,6 +25,7 @@ IDENTITIES: dict[str, type[Identity]] = {
 
 __all__ = [
     "BYOL",
+    "DINO",
     "IDENTITIES",
     "BarlowTwins",
     "Gaussian",

@@ -86,10 +86,12 @@ class TargetIdentity(Identity):
 
     settings: ClassVar[tuple[str, ...]] = ("hidden", "output", "ema")
 
-    def __init__(self, encoder: nn.Module, config: IdentityConfig, output_norm: bool) -> None:
+    def __init__(
+        self, encoder: nn.Module, config: IdentityConfig, output_norm: bool = True, head: nn.Sequential | None = None
+    ) -> None:
         super().__init__(encoder, config)
         dim = int(encoder.dim)  # type: ignore[arg-type]
-        self.projector = projector(dim, config.hidden, config.output, output_norm)
+        self.projector = projector(dim, config.hidden, config.output, output_norm) if head is None else head
         self.target = Target(encoder, self.projector)
         self.ema = config.ema
 

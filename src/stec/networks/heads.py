@@ -1,8 +1,10 @@
-"""Small networks on top of the features: the projector g, the perceptron psi, and the expander of two methods."""
+"""Small networks on top of the features: the projector g, the perceptron psi, and what some methods have instead."""
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 
 def projector(dim: int, hidden: int, output: int, output_norm: bool = True, output_scale: bool = True) -> nn.Sequential:
@@ -57,6 +59,49 @@ def expander(dim: int, hidden: int, output: int) -> nn.Sequential:
         nn.ReLU(inplace=True),
         nn.Linear(hidden, output, bias=False),
     )
+
+
+def bottleneck(dim: int, hidden: int, output: int) -> nn.Sequential:
+    """Features (B, dim) to the few dimensions (B, output) that DINO compares with prototypes.
+
+    Two hidden layers with GELU, a linear output, no batch norm; weights begin small and biases at zero, as in its code.
+    """
+    layers = [nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, output)]
+    for layer in layers[::2]:
+        nn.init.trunc_normal_(layer.weight, std=0.02)  # type: ignore[arg-type]
+        nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return nn.Sequential(*layers)
+
+
+class Prototypes(nn.Module):
+    """Cosines (..., K), in float32, of embeddings (..., D) with K directions that are learnt.
+
+    Weights are normalised where they are used, so they have the length 1 whatever an optimizer or a moving average has
+    made of them, and nothing has to change them between steps.
+
+    Args:
+        dim: D.
+        number: K.
+        frozen: share of training at whose beginning they get no gradient.
+    """
+
+    moving: Tensor  # (): 1, or 0 while they are frozen
+
+    def __init__(self, dim: int, number: int, frozen: float = 0.0) -> None:
+        super().__init__()
+        self.frozen = frozen
+        self.weight = nn.Parameter(F.normalize(torch.randn(number, dim), dim=1))
+        self.register_buffer("moving", torch.tensor(float(frozen == 0)))
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """(..., D) -> (..., K)"""
+        weight = torch.lerp(self.weight.detach(), self.weight, self.moving)  # the same, with a share of the gradient
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return F.normalize(embeddings.float(), dim=-1) @ F.normalize(weight.float(), dim=1).mT
+
+    def after_step(self, progress: Tensor | float) -> None:
+        """To be called after every optimizer step with the share of training done, from 0 to 1."""
+        self.moving.copy_(torch.as_tensor(progress) >= self.frozen)
 
 
 def _unbiased_batch_norm(features: int) -> nn.BatchNorm1d:
