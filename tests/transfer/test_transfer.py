@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -12,6 +13,8 @@ from stec.networks.encoders import create_encoder
 from stec.run import RunFolder
 from stec.transfer.config import load_transfer
 from stec.transfer.running import transfer
+from stec.transfer.scenes import load_scenes
+from stec.transfer.tasks import Segmentation
 from stec.transfer.trunks import open_start
 
 TINY = (
@@ -85,6 +88,31 @@ def test_a_run_leaves_numbers_by_class_and_a_sheet(tmp_path):
         assert sheet.width > 1000
 
 
+def test_a_network_is_evaluated_in_evaluation_mode_at_the_precision_of_its_training(tmp_path, monkeypatch):
+    modes, evaluate = [], Segmentation.evaluate
+
+    def watched(task):
+        modes.append((task.module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return evaluate(task)
+
+    monkeypatch.setattr(Segmentation, "evaluate", watched)
+    run(tmp_path / "a", "segmentation", "epochs=1", "precision=bf16")
+    assert modes == [(False, False, True)]
+
+
+def test_what_was_found_in_the_data_is_told(tmp_path, monkeypatch):
+    def load(*words):
+        return dataclasses.replace(load_scenes(*words), skipped=("a.jpg", "b.jpg"), notes=("one box is empty",))
+
+    monkeypatch.setattr("stec.transfer.running.load_scenes", load)
+    reporter = Silent()
+    _, summary = run(tmp_path / "a", "segmentation", "epochs=1", reporter=reporter)
+    assert summary["skipped_images"] == 2
+    told = [note for note in reporter.notes if note.startswith("data:")]
+    assert told[0].endswith("24 images to train, 8 to test, 32 px, 10 classes")
+    assert told[1:] == ["data: 2 broken image(s) or annotation(s) left out", "data: one box is empty"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("task", ["detection", "segmentation"])
@@ -115,7 +143,8 @@ def test_pretrained_weights_have_a_rate_of_their_own(tmp_path):
     description = stec.encoder.Description("resnet-small", "stec", 32, 32, 1.0)
     stec.encoder.Encoder(encoder, description).save(file)
     words = ("epochs=1", "optimizer.pretrained=0")
-    folder, _ = run(tmp_path / "a", "segmentation", f"start={file}", *words)
+    folder, summary = run(tmp_path / "a", "segmentation", f"start={file}", "encoder=resnet50", *words)
+    assert summary["encoder"] == "resnet-small", "as the start knows itself"
     frozen, before = weights(folder), encoder.state_dict()
     assert torch.equal(frozen["trunk.layers.0.weight"], before["conv1.weight"])
     assert torch.equal(frozen["last.0.conv2.weight"], before["stages.3.conv2.weight"])
