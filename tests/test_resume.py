@@ -20,10 +20,9 @@ from PIL import Image
 from tiny_runs import Silent, Trap, fitting
 
 import stec.engine
-from stec import UserError, checkpoint, randomness
+from stec import UserError, checkpoint
 from stec.config import load
 from stec.errors import Stopped
-from stec.interruption import Interruption
 from stec.run import RunFolder
 from stec.training import Pretraining, pretrain
 
@@ -218,16 +217,17 @@ def test_a_cpu_tells_of_every_slow_step_and_the_metrics_stay_the_same(tmp_path, 
     reporter = Silent()
     folder, _ = start(tmp_path / "run", reporter=reporter)
     assert [record.step for record in reporter.records] == list(range(1, 13))
+    assert [record.epoch for record in reporter.records] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
     assert all(record.metrics["loss"] > 0 and record.seconds > 0 for record in reporter.records)
     same(folder, whole)
 
 
-def test_signals_are_as_before_when_a_run_has_ended():
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    with Interruption() as held:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert held.name == "SIGTERM"
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+def test_a_cpu_tells_the_speed_of_all_steps_that_are_no_line_of_metrics_yet(tmp_path, monkeypatch):
+    monkeypatch.setattr(stec.engine, "TELL", 0.0)
+    reporter = Silent()
+    start(tmp_path / "run", "checkpoint_every=4", "log_every=50", reporter=reporter)
+    views = [record.metrics["views_per_second"] * record.seconds for record in reporter.records]
+    assert views == pytest.approx([2 * 8 * step for step in range(1, 13)])
 
 
 def test_exit_codes_and_resume_auto(stec, tmp_path, monkeypatch, whole):
@@ -284,6 +284,21 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(copy, whole, damage)
     assert any("warning: checkpoint.pt is damaged" in note and "checkpoint-previous.pt" in note for note in notes)
     assert any("step 9 of 12" in note for note in notes)
     same(copy, whole)
+
+
+def test_the_checkpoint_that_is_gone_back_to_takes_the_damaged_ones_place(copy):
+    """Before the next one is written, which would be the only whole one while it is moved there."""
+
+    class Leaves(Silent):
+        def note(self, text):
+            if text.startswith("resumed"):
+                raise KeyboardInterrupt
+
+    copy.checkpoint.write_bytes(b"half a file")
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(copy.config(), copy, Leaves(), resume=True)
+    assert checkpoint.read(copy.checkpoint)["step"] == 9
+    assert not copy.previous.exists()
 
 
 def test_two_damaged_checkpoints_are_one_line_and_nothing_is_touched(copy):
@@ -482,45 +497,50 @@ def test_a_bug_is_not_explained_away(tmp_path, monkeypatch):
 # --- the rest of the state ---
 
 
-def test_nan_in_the_weights_is_not_saved(tmp_path, monkeypatch):
-    """The loss of the step before was finite."""
-    rate = stec.engine.Loop._rate
+def test_nan_in_the_weights_is_not_saved(tmp_path, monkeypatch, whole):
+    """The loss of the step before was finite. The checkpoint of step 3 is still being written then."""
+    rate, write = stec.engine.Loop._rate, checkpoint.write
     monkeypatch.setattr(stec.engine.Loop, "_rate", lambda loop: float("nan") if loop.step == 5 else rate(loop))
-    with pytest.raises(UserError, match=r"the weights became NaN or infinite at step 6 .*checkpoint of step 3 is kept"):
+    monkeypatch.setattr(checkpoint, "write", lambda *words: write(*words) or time.sleep(0.5))
+    (record,) = (record for record in whole.metrics() if record["step"] == 5)
+    found = rf"weights became NaN or infinite at step 6 \(learning rate {record['rate']:.4g}; the checkpoint of step 3"
+    with pytest.raises(UserError, match=found):
         start(tmp_path / "run")
     assert all(value.isfinite().all() for value in weights(RunFolder.open(tmp_path / "run")).values())
 
 
-def test_all_random_numbers_go_on_where_they_were():
-    cpu = torch.device("cpu")
+def test_a_loss_of_nan_that_no_line_tells_yet_is_not_saved(tmp_path, monkeypatch):
+    train = stec.engine.Loop.train
 
-    def draw():
-        return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(()).item()
+    def poisoned(loop, batch):
+        train(loop, batch)
+        if loop.step == 4:
+            loop.pending[-1][0] = torch.nan
+        if loop.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    randomness.seed(5)
-    draw()
-    state = randomness.capture(cpu)
-    expected = draw()
-    randomness.seed(6)
-    assert draw() != expected
-    randomness.restore(state, cpu)
-    assert draw() == expected
+    monkeypatch.setattr(stec.engine.Loop, "train", poisoned)
+    with pytest.raises(UserError, match=r"the loss became NaN or infinite at step 4 .*checkpoint of step 3 is kept"):
+        start(tmp_path / "run", "log_every=50")
 
 
-def test_processes_that_draw_numbers_of_their_own_draw_alike_afterwards(monkeypatch):
-    def drawn(process, number, world):
-        monkeypatch.setattr(randomness, "processes", lambda: (process, world))
-        randomness.seed(5)
-        with randomness.of_this_process(torch.device("cpu")):
-            own = torch.rand(number)
-        return own, torch.rand(3)
+def test_a_checkpoint_comes_after_all_that_belongs_to_it(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device", "encoder.safetensors")
 
-    (first, after), (second, after_too) = drawn(0, 4, 2), drawn(1, 9, 2)
-    assert torch.equal(after, after_too)
-    assert not torch.equal(first, second[:4])
-    alone = torch.cat(drawn(0, 4, 1))
-    randomness.seed(5)
-    assert torch.equal(alone, torch.rand(7)), "one process goes on as ever"
+    monkeypatch.setattr(Pretraining, "publish", full)
+    with pytest.raises(UserError, match=r"No space left .* has no checkpoint yet"):
+        start(tmp_path / "run")
+    assert not (tmp_path / "run/checkpoint.pt").exists()
+
+
+def test_seconds_are_those_of_all_parts_of_a_run(copy):
+    copy.previous.replace(copy.checkpoint)
+    state = torch.load(copy.checkpoint, weights_only=True)
+    checkpoint.write(state | {"seconds": 1000.0}, copy)
+    resume(copy)
+    assert 1000 < copy.metrics()[-1]["seconds"] < 1100
+    assert copy.summary()["seconds"] == pytest.approx(copy.metrics()[-1]["seconds"], abs=0.06)
 
 
 @pytest.mark.parametrize(("minutes", "last"), [(0, 11), (4, 9)])
