@@ -9,18 +9,31 @@ import pytest
 from stec.interruption import Interruption
 
 
+@pytest.fixture(autouse=True)
+def terminal():
+    """SIGHUP as it is in a terminal, whatever runs the tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def test_signals_are_as_before_when_a_run_has_ended():
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
-    with Interruption() as held:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert held.name == "SIGTERM"
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    for number in numbers:
+        with Interruption() as held:
+            os.kill(os.getpid(), number)
+        assert held.name == number.name
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_of_repeated_signals_ctrl_c_alone_stops_at_once(capfd):
     with Interruption(speaks=True) as held:
-        for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
             os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            pytest.fail("it was stopped at once")
         assert held.name == "SIGTERM"
         assert capfd.readouterr().err == "", "a scheduler has no use for an answer about Ctrl-C"
         with pytest.raises(KeyboardInterrupt):

@@ -83,6 +83,7 @@ def test_alignment_and_uniformity_by_hand() -> None:
 def test_a_measurement_looks_at_the_first_views_of_at_most_so_many_pairs() -> None:
     torch.manual_seed(0)
     features, embeddings = torch.randn(2 * (PAIRS + 10), 6), torch.randn(2 * (PAIRS + 10), 4)
+    features[PAIRS + 10 :] *= torch.arange(1, 7)  # second views have another spread
     health = measure(features, embeddings)
     first, second = features[:PAIRS], features[PAIRS + 10 : -10]
     assert health.effective_rank == pytest.approx(float(effective_rank(first)))
@@ -93,6 +94,11 @@ def test_a_measurement_looks_at_the_first_views_of_at_most_so_many_pairs() -> No
     assert not health.collapsed
     few = measure(features, embeddings[[0, 1, -2, -1]])
     assert few.embedding_rank == pytest.approx(float(effective_rank(embeddings[:2]))), "first views alone"
+
+
+def test_features_of_half_precision_are_measured_in_full() -> None:
+    features, embeddings = (random(32, dim, seed).bfloat16() for dim, seed in ((6, 0), (4, 1)))
+    assert measure(features, embeddings) == measure(features.float(), embeddings.float())
 
 
 def test_either_rank_tells_of_a_collapse() -> None:
