@@ -12,6 +12,7 @@ import torch
 from tiny_runs import TINY
 
 import stec
+from stec import provenance
 from stec.compiling import forget_earlier_runs
 from stec.provenance import in_turn, peak_memory_bytes
 
@@ -81,6 +82,43 @@ def test_a_run_tells_the_source_that_trained_it_also_if_it_was_edited_or_the_run
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["commit"] == f"{head} then {head}+changes"
     assert " then " not in summary["device"] + summary["torch"]
+
+
+def test_the_commit_is_that_of_a_repository_which_has_the_source_else_a_variable_or_the_version(tmp_path, monkeypatch):
+    source, notes = tmp_path / "src" / "provenance.py", tmp_path / "notes"
+    source.parent.mkdir()
+    monkeypatch.setattr(provenance, "__file__", str(source))
+    monkeypatch.delenv("STEC_COMMIT", raising=False)
+    commit = provenance.commit.__wrapped__
+
+    def git(*words):
+        command = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    for path in (source, notes):
+        path.write_text("first")
+    assert commit() == f"v{stec.__version__}"
+    monkeypatch.setenv("STEC_COMMIT", "abc")
+    assert commit() == "abc"
+    git("init", "-q")
+    git("add", notes)
+    git("commit", "-qm", "somebody's project, which the source is installed in")
+    assert commit() == "abc"
+    git("add", source)
+    git("commit", "-qm", "all")
+    head = git("rev-parse", "--short=12", "HEAD")
+    notes.write_text("second")
+    (tmp_path / "src" / "new").write_text("first")
+    assert commit() == head, "what else has changed there is no source"
+    source.write_text("second")
+    assert commit() == f"{head}+changes"
+
+
+def test_a_process_asks_for_its_commit_once_as_what_it_has_read_is_what_runs(tmp_path, monkeypatch):
+    first = provenance.commit()
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    monkeypatch.setenv("STEC_COMMIT", "another")
+    assert provenance.commit() == first
 
 
 def test_what_a_continued_run_comes_from_is_told_once_and_in_order():

@@ -38,7 +38,8 @@ SCENES = (*SHORT, "encoder=resnet18", "data.train_images=16", "data.test_images=
 
 
 def finetune(folder: RunFolder, strategy: str) -> None:
-    transfer(load_transfer("shapes-segmentation", [*SCENES, f"strategy={strategy}"]), folder, Nobody())
+    summary = transfer(load_transfer("shapes-segmentation", [*SCENES, f"strategy={strategy}"]), folder, Nobody())
+    assert bool(summary) == (dist.get_rank() == 0), "the first process evaluates, and it alone"
 
 
 def poison(task: Segmentation, progress: torch.Tensor) -> None:
