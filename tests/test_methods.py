@@ -14,7 +14,7 @@ from stec.method import METHODS, Pairing
 from stec.run import RunFolder
 from stec.views import Views
 
-SHORT = ("epochs=3", "identity.queue=64")  # 9 steps, a checkpoint at step 6
+SHORT = ("epochs=3", "identity.queue=64", "identity.assigned_queue=64")  # 9 steps, a checkpoint at step 6
 KEYS = {"loss", "identity", "identity_accuracy", "probe_accuracy", "feature_std", "effective_rank"}
 KEYS |= {"alignment", "uniformity", "embedding_rank"}
 
@@ -128,6 +128,7 @@ PUBLISHED = {
     "cifar10-resnet18-vicreg": (0.3, 1e-4, 0.02, 2),  # solo-learn, scripts/pretrain/cifar
     "cifar10-resnet18-barlow": (0.3, 1e-4, 0.02, 20),
     "cifar10-resnet18-dino": (0.3, 1e-6, 0.02, 2),
+    "cifar10-resnet18-swav": (0.6, 1e-6, 0.02, 2),
 }
 
 

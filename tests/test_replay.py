@@ -60,7 +60,7 @@ def test_a_function_that_waits_for_the_device_is_refused():
 
 
 @pytest.mark.parametrize(
-    "method", ["stec", "stec-moco", "stec-byol", "stec-dino", "e-simclr", "stec-star views.small=2"]
+    "method", ["stec", "stec-moco", "stec-byol", "stec-dino", "stec-swav", "e-simclr", "stec-star views.small=2"]
 )
 def test_training_by_replay_is_training(method):
     words = [*f"method={method}".split(), "batch_size=64", "epochs=10", "device=cuda", "identity.queue=256"]

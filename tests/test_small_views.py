@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightly.loss import BarlowTwinsLoss, VICRegLoss
+from lightly.loss.swav_loss import sinkhorn
 from tiny_runs import Silent
 from torch import Tensor, nn
 
@@ -151,6 +152,9 @@ def directed(name: str, method: stec.Method, s: Tensor, large: int, batch: ViewB
     if name == "barlow":
         return BarlowTwinsLoss()(s.double(), model.expander(features).double().chunk(2)[large])
     z = list(model.projector(features).chunk(2))
+    if name == "swav":
+        shares = sinkhorn(model.prototypes(z[large]).detach().double())
+        return torch.stack([-q @ softmax(p, TAU).log() for q, p in zip(shares, s, strict=True)]).mean()
     if name == "dino":
         sharp = [softmax(t - model.centre, model.target_temperature) for t in model.target(batch.images).chunk(2)]
         return torch.stack([-q @ softmax(p, TAU).log() for q, p in zip(sharp[large], s, strict=True)]).mean()
@@ -172,7 +176,8 @@ def directed(name: str, method: stec.Method, s: Tensor, large: int, batch: ViewB
 def test_the_identity_loss_is_the_mean_over_all_pairs(name: str) -> None:
     method, batch = build(name).eval(), draw(Views(small=SMALL))
     model = method.identity
-    heads = [getattr(model, part) for part in ("projector", "expander", "predictor") if hasattr(model, part)]
+    parts = dict(model.named_children())
+    heads = [parts[part] for part in ("projector", "expander", "predictor", "prototypes") if part in parts]
     total = model(method.encoder(batch.images), batch).loss.double()  # l(x, x') + l(x', x)
     for small in batch.small.images.split(IMAGES):
         s = method.encoder(small)
@@ -181,7 +186,7 @@ def test_the_identity_loss_is_the_mean_over_all_pairs(name: str) -> None:
         total = total + sum(directed(name, method, s, large, batch) for large in (0, 1))
     losses = method(batch)
     torch.testing.assert_close(losses.identity.double(), total / (1 + SMALL), rtol=2e-5, atol=1e-5)
-    if name in ("simclr", "vicreg", "barlow", "gaussian", "dino"):  # the others stop some gradients
+    if name in ("simclr", "vicreg", "barlow", "gaussian", "dino", "swav"):  # the others stop some gradients
         weight = next(method.encoder.parameters())
         (found,), (expected,) = (torch.autograd.grad(x, weight) for x in (losses.total, total / (1 + SMALL)))
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))

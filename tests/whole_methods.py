@@ -73,6 +73,8 @@ def build(name: str) -> tuple[Views, Trainee]:
             "queue": 30,
             "ema": 0.8,
             "prototypes": 11,
+            "target_temperature": 0.06,
+            "assigned_queue": 6,
         },
         manipulation={"hidden": 9, **action},
         views=views,

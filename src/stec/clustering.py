@@ -6,7 +6,7 @@ paper's L_id does: twice what the methods' own code gives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,8 @@ def swapped_prediction(scores: Sequence[Tensor], assignments: Sequence[Tensor], 
 
         loss(x) = - sum over prototypes k of q(k | x') log p(k | x),    p( . | x) = softmax(scores of x / tau)
 
-    Caron et al. 2021 (DINO), equation 3. They differ in where the assignments q come from, which get no gradient.
+    Caron et al. 2020 (SwAV), equations 1 and 2; 2021 (DINO), equation 3. They differ in where the assignments q come
+    from, which get no gradient.
 
     Args:
         scores: (B, K) of x, and (B, K) of x'.
@@ -59,3 +60,36 @@ def warming(temperature: float, progress: Tensor | float, warmup: float) -> Tens
     done = torch.as_tensor(progress, dtype=torch.float64)
     way = (done / warmup).clamp(max=1) if warmup else torch.ones_like(done)
     return FIRST_TEMPERATURE + (temperature - FIRST_TEMPERATURE) * way
+
+
+@torch.no_grad()
+def equal_shares(
+    scores: Tensor,
+    earlier: Tensor | None = None,
+    counts: Tensor | float = 1.0,
+    epsilon: float = 0.05,
+    iterations: int = 3,
+    total: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """SwAV's assignments: views go where they are near, but each prototype gets the same share of them. (..., B, K)
+
+    Sinkhorn-Knopp (Cuturi 2013; Caron et al. 2020, equation 3 and appendix A): of exp(scores / epsilon), the columns of
+    prototypes and the rows of views are normalised in turn. Rows come last, so they are probabilities.
+
+    Args:
+        scores: (..., B, K) cosines of views and prototypes; with several processes, of the views of this one.
+        earlier: (..., N, K) those of views that are assigned with them, the same in all processes.
+        counts: (), whether these count; 0 or 1.
+        epsilon: how far assignments are from hard ones.
+        iterations: how often they are normalised.
+        total: adds up what the processes have, as `stec.processes.total` does; left out where there is one.
+    """
+    with torch.autocast(scores.device.type, enabled=False):
+        views = scores if earlier is None else torch.cat([scores, earlier], dim=-2)
+        number, shares = scores.shape[-2], ((views.float() - 1) / epsilon).exp()  # of cosines, so at most 1 and never 0
+        for _ in range(iterations):
+            of_own, of_earlier = (part.sum(dim=-2, keepdim=True) for part in shares.tensor_split([number], dim=-2))
+            of_all = of_own if total is None else total(of_own)
+            shares = shares / (of_all + counts * of_earlier)
+            shares = shares / shares.sum(dim=-1, keepdim=True)
+        return shares.narrow(-2, 0, number)

@@ -86,10 +86,11 @@ class IdentityConfig:
     variance: float = 25.0
     covariance: float = 1.0
     redundancy: float = 0.005  # barlow: weight of the off-diagonal entries
-    prototypes: int = 3000  # dino: directions that views are assigned to
-    frozen: float = 0.0  # dino: share of training at whose beginning these stay as they are
+    prototypes: int = 3000  # dino, swav: directions that views are assigned to
+    frozen: float = 0.0  # dino, swav: share of training at whose beginning these stay as they are
     target_temperature: float = 0.04  # dino: of what the target network makes of a view, reached from 0.04
-    warmup: float = 0.05  # dino: share of training until target_temperature is reached
+    warmup: float = 0.05  # share of training until (dino) target_temperature is reached, (swav) the queue is used
+    assigned_queue: int = 0  # swav: earlier projections that are assigned with a batch that is small for the prototypes
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ AT_LEAST = {
     "data.cache_gb": 0, "data.buffer": 1, "views.small": 0, "views.small_size": 4,
     "identity.hidden": 1, "identity.output": 1, "identity.alpha": 0, "identity.queue": 1,
     "identity.invariance": 0, "identity.variance": 0, "identity.covariance": 0, "identity.redundancy": 0,
-    "identity.prototypes": 2,
+    "identity.prototypes": 2, "identity.assigned_queue": 0,
     "manipulation.k": 2, "manipulation.hidden": 1, "optimizer.rate": 0, "optimizer.momentum": 0,
     "optimizer.weight_decay": 0, "optimizer.trust": 0, "optimizer.probe_rate": 0, "optimizer.probe_decay": 0,
     "optimizer.warmup_epochs": 0,

@@ -67,6 +67,8 @@ METHODS: dict[str, Pairing] = {
     "stec-barlow": Pairing("barlow", True, "Barlow Twins + the manipulation model"),
     "dino": Pairing("dino", False, "assign views to prototypes as a target network does the other (Caron et al. 2021)"),
     "stec-dino": Pairing("dino", True, "DINO + the manipulation model"),
+    "swav": Pairing("swav", False, "predict to which prototypes the other view is assigned (Caron et al. 2020)"),
+    "stec-swav": Pairing("swav", True, "SwAV + the manipulation model"),
     "gaussian": Pairing("gaussian", False, "squared distance alone, with nothing against collapse: it collapses"),
     "stec-gaussian": Pairing("gaussian", True, "squared distance + the manipulation model, the paper's conjecture"),
 }

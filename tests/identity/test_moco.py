@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import stec
 from stec.config import IdentityConfig
 from stec.identity import MoCo
+from stec.identity.queue import enqueue
 from stec.networks.synchrony import GPUBatchNorm, synchronise_batch_norms
 
 
@@ -137,7 +138,7 @@ def test_first_in_first_out(size: int, batches: list[int]) -> None:
         keys = torch.arange(count, count + 2 * batch, dtype=torch.float32).view(batch, 2)
         count += 2 * batch
         arrived += [tuple(key) for key in keys.tolist()]
-        model._enqueue(keys)
+        enqueue(model.queue, model.oldest, keys)
     oldest = int(model.oldest)
     in_order = [tuple(key) for key in model.queue.roll(-oldest, dims=0).tolist()]
     assert in_order == arrived[-size:]

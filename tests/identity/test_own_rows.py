@@ -15,7 +15,7 @@ from stec.processes import own_rows
 TAU, ALPHA, DIM = 0.3, 1.7, 6
 CUTS = [(8,), (4, 4), (5, 3), (2, 5, 1), (1,) * 8]
 UNEVEN = (6, 1, 3)
-NAMES = ("simclr", "simclr, blocks", "relic", "relic, blocks", "byol", "dino", "simsiam", "vicreg")
+NAMES = ("simclr", "simclr, blocks", "relic", "relic, blocks", "byol", "dino", "simsiam", "swav", "vicreg")
 
 
 def slow(views: list[Tensor], candidates: list[Tensor], partners: list[Tensor], own: range, alpha: float) -> Tensor:

@@ -9,6 +9,7 @@ from stec.identity.moco import MoCo
 from stec.identity.relic import ReLIC
 from stec.identity.simclr import SimCLR
 from stec.identity.simsiam import SimSiam
+from stec.identity.swav import SwAV
 from stec.identity.vicreg import VICReg
 
 IDENTITIES: dict[str, type[Identity]] = {
@@ -20,6 +21,7 @@ IDENTITIES: dict[str, type[Identity]] = {
     "relic": ReLIC,
     "simclr": SimCLR,
     "simsiam": SimSiam,
+    "swav": SwAV,
     "vicreg": VICReg,
 }
 
@@ -35,5 +37,6 @@ __all__ = [
     "ReLIC",
     "SimCLR",
     "SimSiam",
+    "SwAV",
     "VICReg",
 ]

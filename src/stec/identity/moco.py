@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stec.config import IdentityConfig
 from stec.functional import info_nce
 from stec.identity.interface import IdentityOutput, TargetIdentity
+from stec.identity.queue import enqueue
 from stec.processes import average, gather, processes, rows_of_all, shared_permutation
 from stec.views import ViewBatch
 
@@ -86,13 +87,5 @@ class MoCo(TargetIdentity):
         """The target follows, and the keys of this step take the place of the oldest ones."""
         super().after_step(progress)
         if self._waiting is not None:
-            self._enqueue(self._waiting)
+            enqueue(self.queue, self.oldest, self._waiting)
             self._waiting = None
-
-    @torch.no_grad()
-    def _enqueue(self, keys: Tensor) -> None:
-        """First in, first out; of more keys than the queue holds, the last ones. The position stays on the device."""
-        keys, size = keys[-len(self.queue) :].to(self.queue), len(self.queue)
-        rows = (self.oldest + torch.arange(len(keys), device=keys.device)) % size
-        self.queue.index_copy_(0, rows, keys)
-        self.oldest.add_(len(keys)).remainder_(size)
