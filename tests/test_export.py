@@ -1,5 +1,6 @@
 """What is exported is opened in the other library by the printed code, and gives the same features there."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -101,7 +102,16 @@ def test_huggingface(name, tmp_path):
     settings = timm.data.resolve_model_data_config(model)
     assert settings["input_size"] == [3, SIZES[name], SIZES[name]]
     assert (list(settings["mean"]), list(settings["std"])) == ([0, 0, 0], [1, 1, 1])
-    assert settings["crop_pct"] == 0.9
+    assert (settings["crop_pct"], settings["interpolation"]) == (0.9, "bilinear")
+    described = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert (described["num_features"], described["num_classes"]) == (encoder.dim, 0)
+
+
+@pytest.mark.parametrize(("form", "out"), [("timm", "e.safetensors"), ("huggingface", "e")])
+def test_timm_takes_images_of_another_size_than_a_transformer_was_built_for(form, out, tmp_path, monkeypatch):
+    monkeypatch.setitem(SIZES, VIT, 96)
+    encoder = lively(VIT)
+    assert_same(opened(export(encoder, form, tmp_path / out)), encoder, VIT)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet18-cifar", "resnet50", VIT, "resnet-small"])
@@ -153,6 +163,8 @@ def test_impossible_combinations_are_refused_and_nothing_is_written(tmp_path):
         "init_values=0.5",
         "pos_embed=none",
         "pre_norm=true",
+        "act_layer=relu",  # weights of the same names, other features; as in the next
+        "global_pool=avg,fc_norm=false",
     ):
         refused(lively(f"{VIT},{option}"), "torchvision", "e.safetensors", "torchvision has no model .* --to timm")
     refused(small, "timm", "e.safetensors", "timm has no model")
@@ -174,6 +186,40 @@ def test_other_files_are_not_harmed(tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
         export(lively("resnet18"), "timm", tmp_path / "file" / "e.safetensors")
     assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_an_export_that_breaks_off_leaves_the_file_of_an_earlier_one(tmp_path, monkeypatch):
+    def full(network, images, part, **_):
+        Path(part).write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch.onnx, "export", full)
+    (tmp_path / "e.onnx").write_text("whole")
+    with pytest.raises(OSError, match="No space left"):
+        export(lively("resnet-small"), "onnx", tmp_path / "e.onnx")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("e.onnx", "whole")]
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ("safetensors", "e.safetensors"),
+        ("torchvision", "e.safetensors"),
+        ("timm", "e.safetensors"),
+        ("huggingface", "e"),
+    ],
+)
+def test_a_tilde_is_the_home_for_what_is_written_and_for_the_code_that_opens_it(form, name, tmp_path, monkeypatch):
+    here, home = tmp_path / "here", tmp_path / "home"
+    here.mkdir()
+    home.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
+    encoder = lively("resnet18")
+    code = export(encoder, form, Path("~/mine") / name)  # as a shell leaves it in --out=~/mine/e.safetensors
+    assert str(home / "mine" / name) in code
+    assert (home / "mine" / name).exists()
+    assert not list(here.iterdir())
 
 
 def test_without_onnx_one_line_names_the_extra(tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ def export(encoder: Encoder, form: str, out: Path) -> str:
         form: One of `FORMATS`.
         out: The file, or for `huggingface` the folder.
     """
+    out = out.expanduser()
     if form not in FORMATS:
         raise UserError(f"--to {form}: {nearest(form, FORMATS)}")
     suffix = {"onnx": ".onnx", "huggingface": ""}.get(form, ".safetensors")
@@ -45,7 +46,6 @@ def export(encoder: Encoder, form: str, out: Path) -> str:
 
 
 def _to_safetensors(encoder: Encoder, out: Path) -> list[str]:
-    make_room(out)
     encoder.save(out)
     return ["import stec", "", f"model = stec.load({str(out)!r})"]
 
@@ -60,7 +60,6 @@ def _to_torchvision(encoder: Encoder, out: Path) -> list[str]:
         model, head = f"VisionTransformer({settings})", "heads"
     elif isinstance(encoder.network, ResNetEncoder):
         architecture, stem = _architecture(encoder)
-        make_room(out)
         encoder.save(out)
         model, head = f"{architecture}()", "fc"
     else:
@@ -80,7 +79,6 @@ def _to_torchvision(encoder: Encoder, out: Path) -> list[str]:
 
 def _to_timm(encoder: Encoder, out: Path) -> list[str]:
     architecture, stem = _architecture(encoder)
-    make_room(out)
     encoder.save(out)
     options = "".join(f", {key}={value!r}" for key, value in _timm_arguments(encoder).items())
     if not stem:
