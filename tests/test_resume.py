@@ -110,7 +110,7 @@ def test_a_signal_between_two_lines_of_metrics_changes_none_of_them(whole, tmp_p
     folder = RunFolder.open(tmp_path / "run")
     assert folder.metrics() == []
     monkeypatch.undo()
-    resume(folder)
+    assert not any("warning" in note for note in resume(folder)), "nothing is lost"
     (record,) = folder.metrics()
     assert record["step"] == 12
     assert 1000 < record["seconds"] < 1100
@@ -461,7 +461,8 @@ def test_a_run_on_streamed_images_continues_in_the_middle_of_an_epoch(pictures, 
             if progress.step == 3:
                 readers = [str(child.pid) for child in multiprocessing.active_children()]
                 assert readers
-                subprocess.run(["kill", *readers], check=True)  # from outside: a reader obeys its own parent
+                for name in ("HUP", "INT", "TERM"):  # from outside: a reader obeys its own parent
+                    subprocess.run(["kill", "-s", name, *readers], check=True)
                 time.sleep(0.5)  # in which the end of a reader would be noticed
                 os.kill(os.getpid(), signal.SIGTERM)
 
@@ -509,6 +510,13 @@ def test_nan_in_the_weights_is_not_saved(tmp_path, monkeypatch, whole):
     assert all(value.isfinite().all() for value in weights(RunFolder.open(tmp_path / "run")).values())
 
 
+def test_a_run_that_fails_after_it_was_resumed_tells_the_checkpoint_that_it_was_resumed_from(copy, monkeypatch):
+    copy.previous.replace(copy.checkpoint)  # of step 9
+    monkeypatch.setattr(stec.engine.Loop, "_rate", lambda loop: float("nan"))
+    with pytest.raises(UserError, match="the checkpoint of step 9 is kept"):
+        resume(copy)
+
+
 def test_a_loss_of_nan_that_no_line_tells_yet_is_not_saved(tmp_path, monkeypatch):
     train = stec.engine.Loop.train
 
@@ -534,13 +542,28 @@ def test_a_checkpoint_comes_after_all_that_belongs_to_it(tmp_path, monkeypatch):
     assert not (tmp_path / "run/checkpoint.pt").exists()
 
 
-def test_seconds_are_those_of_all_parts_of_a_run(copy):
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_at_once(tmp_path, monkeypatch):
+    """And not when the next one is due."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device", "checkpoint.pt")
+
+    train, reporter = stec.engine.Loop.train, Silent()
+    monkeypatch.setattr(checkpoint, "write", full)
+    monkeypatch.setattr(stec.engine.Loop, "train", lambda loop, batch: loop.writer.join() or train(loop, batch))
+    with pytest.raises(UserError, match="No space left"):
+        start(tmp_path / "run", "log_every=1", reporter=reporter)
+    assert reporter.records[-1].step == 3 + 1
+
+
+def test_seconds_and_memory_are_those_of_all_parts_of_a_run(copy):
     copy.previous.replace(copy.checkpoint)
     state = torch.load(copy.checkpoint, weights_only=True)
-    checkpoint.write(state | {"seconds": 1000.0}, copy)
+    checkpoint.write(state | {"seconds": 1000.0, "peak_memory_bytes": 1 << 50}, copy)
     resume(copy)
     assert 1000 < copy.metrics()[-1]["seconds"] < 1100
     assert copy.summary()["seconds"] == pytest.approx(copy.metrics()[-1]["seconds"], abs=0.06)
+    assert copy.summary()["peak_memory_bytes"] == 1 << 50
 
 
 @pytest.mark.parametrize(("minutes", "last"), [(0, 11), (4, 9)])

@@ -3,7 +3,8 @@ import os
 import shutil
 import subprocess
 import sys
-from statistics import mean
+from statistics import mean, median
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -165,11 +166,22 @@ def test_nan_before_any_checkpoint(train, monkeypatch):
         train("run")
 
 
-def test_every_step_of_every_epoch_draws_actions_of_its_own(train, monkeypatch):
+def test_every_step_of_every_epoch_and_seed_draws_actions_of_its_own(train, monkeypatch):
     drawn, sample = [], Views.sample
     monkeypatch.setattr(Views, "sample", lambda views, sizes: drawn.append(sample(views, sizes)) or drawn[-1])
-    train("run", "epochs=2")
-    assert len({tuple(glimpse.colour.flatten().tolist()) for glimpse in drawn[:6]}) == 6
+    for seed in (0, 1):
+        train(f"of{seed}", f"seed={seed}", "epochs=2")
+    steps = [glimpse.colour for glimpse in drawn if len(glimpse.colour) == 64]  # without those of the evaluation
+    assert len({tuple(colour.flatten().tolist()) for colour in steps}) == len(steps) == 12
+
+
+def test_every_epoch_of_every_seed_has_an_order_of_its_own(train, monkeypatch):
+    orders, order = [], stec.training.Pretraining.order
+    monkeypatch.setattr(stec.training.Pretraining, "order", lambda *words: orders.append(order(*words)) or orders[-1])
+    for seed in (0, 1):
+        train(f"of{seed}", f"seed={seed}", "epochs=3")
+    assert len({tuple(each.tolist()) for each in orders}) == len(orders) == 6
+    assert all(each.sort().values.tolist() == list(range(96)) for each in orders)
 
 
 def test_the_run_folder_explains_the_run(train):
@@ -199,6 +211,8 @@ def test_the_run_folder_explains_the_run(train):
         assert views / (seconds + 1e-3) < line["views_per_second"] < views / (seconds - 1e-3), "seconds are rounded"
         before = line
     assert line["step"] == 12
+    typical = median(line["views_per_second"] for line in folder.metrics())
+    assert summary["views_per_second"] == round(typical), "not that of the first, in which much is prepared"
     encoder = stec.create("stec", encoder="resnet-small").encoder
     encoder.load_state_dict(encoder_of(folder))
 
@@ -351,6 +365,18 @@ def test_few_images_to_test_say_how_little_they_tell(train):
 def test_a_batch_larger_than_the_data_is_refused(train):
     with pytest.raises(UserError, match=r"batch_size=100 is larger .* \(96 examples\), .* batch_size=32 makes 3"):
         train("run", "batch_size=100")
+
+
+def test_a_batch_with_less_than_one_image_for_each_process_is_refused(train):
+    fabric, task = SimpleNamespace(world_size=8), SimpleNamespace(items=96)
+    with pytest.raises(UserError, match="batch_size=7 is less than one example for each process"):
+        stec.engine.Loop(train.config("batch_size=7"), fabric, None, Silent(), task)
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_named(train, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="device=cuda: no CUDA device is available here; use device=cpu"):
+        train("run", "device=cuda", "epochs=1")
 
 
 def test_bf16_trains_on_a_cpu(train):
