@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from tiny_runs import TINY, fitting
 from train_elsewhere import finish, train_and_keep
 
-from stec.processes import launched
+from stec import processes as processes_module
+from stec.processes import known_shares, launched, own_rows, processes_here, rows_of_all, rows_to_draw
 from stec.run import RunFolder
 from stec.views import Views
 
@@ -90,15 +91,32 @@ def test_views_of_an_image_do_not_depend_on_the_processes(turns):
         start += rows
 
 
+def test_rows_of_all_processes_follow_from_the_shares_that_are_known(monkeypatch):
+    monkeypatch.setattr(processes_module, "processes", lambda: (1, 3))
+    with known_shares((3, 2, 2)):
+        assert rows_of_all(2) == [3, 2, 2]
+        assert rows_to_draw(2) == (7, slice(3, 5))
+        with known_shares((5, 5, 4)):
+            assert rows_of_all(10) == [10, 10, 8], "two views of each image"
+            assert own_rows(10) == slice(10, 20)
+        assert rows_of_all(2) == [3, 2, 2]
+
+
 def test_who_has_started_the_processes(monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NAME"):
         monkeypatch.delenv(name, raising=False)
     assert launched() is None
+    monkeypatch.setattr(processes_module, "processes", lambda: (1, 3))  # that devices=3 has started
+    assert processes_here() == 3
     monkeypatch.setenv("SLURM_NTASKS", "1")  # a job script that starts the command without srun
     assert launched() is None
     monkeypatch.setenv("SLURM_NTASKS", "16")
     monkeypatch.setenv("SLURM_NNODES", "2")
     assert launched() == (8, 2)
+    assert processes_here() == 8
+    for shell in ("bash", "interactive"):  # a session of `srun --pty bash`, or of salloc: the command starts once
+        monkeypatch.setenv("SLURM_JOB_NAME", shell)
+        assert launched() is None
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "12"}.items():
         monkeypatch.setenv(name, value)
     assert launched() == (4, 3)
