@@ -17,7 +17,7 @@ from tiny_runs import TINY, fitting
 from train_elsewhere import finish, train_and_keep
 
 from stec import processes as processes_module
-from stec.processes import known_shares, launched, own_rows, processes_here, rows_of_all, rows_to_draw
+from stec.processes import known_shares, launched, mean, own_rows, processes_here, rows_of_all, rows_to_draw
 from stec.run import RunFolder
 from stec.views import Views
 
@@ -100,6 +100,15 @@ def test_rows_of_all_processes_follow_from_the_shares_that_are_known(monkeypatch
             assert rows_of_all(10) == [10, 10, 8], "two views of each image"
             assert own_rows(10) == slice(10, 20)
         assert rows_of_all(2) == [3, 2, 2]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_mean_over_rows_of_which_none_counts_is_zero(monkeypatch, world):
+    values, mask = torch.tensor([[3.0, 4.0], [5.0, 8.0]]), torch.tensor([[True, False], [True, False]])
+    monkeypatch.setattr(processes_module, "processes", lambda: (0, world))
+    monkeypatch.setattr(processes_module, "total", lambda sums: world * sums)  # all have the same rows
+    assert mean(values, mask).tolist() == [4, 0]
+    assert mean(values).tolist() == [4, 6]
 
 
 def test_who_has_started_the_processes(monkeypatch):
