@@ -451,7 +451,7 @@ def test_image_files_that_vanish_during_a_run(pictures, tmp_path, caplog):
     same(folder, whole)
 
 
-def test_a_run_on_streamed_images_continues_in_the_middle_of_an_epoch(pictures, tmp_path):
+def test_a_run_on_streamed_images_continues_in_the_middle_of_an_epoch(pictures, tmp_path, capfd):
     """Without reading again what it has seen; its loader's process survives the signal, which all of a job get."""
     words = (*STREAMED, "data.workers=1", f"data.root={pictures}")
     whole, _ = start(tmp_path / "whole", *words)
@@ -459,15 +459,17 @@ def test_a_run_on_streamed_images_continues_in_the_middle_of_an_epoch(pictures, 
     class SignalsAll(Silent):
         def progress(self, progress):
             if progress.step == 3:
-                readers = [str(child.pid) for child in multiprocessing.active_children()]
+                readers = multiprocessing.active_children()
                 assert readers
                 for name in ("HUP", "INT", "TERM"):  # from outside: a reader obeys its own parent
-                    subprocess.run(["kill", "-s", name, *readers], check=True)
+                    subprocess.run(["kill", "-s", name, *(str(reader.pid) for reader in readers)], check=True)
                 time.sleep(0.5)  # in which the end of a reader would be noticed
+                assert all(reader.is_alive() for reader in readers)
                 os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Stopped, match="after step 3 of 12"):
         start(tmp_path / "run", *words, reporter=SignalsAll())
+    assert "Ctrl-C" not in capfd.readouterr().err, "the run answers to it, not its readers"
     folder = RunFolder.open(tmp_path / "run")
     resume(folder)
     same(folder, whole)
