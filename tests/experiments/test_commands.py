@@ -82,6 +82,8 @@ def test_runs_come_from_another_machine_as_a_book_or_as_three_small_files(stec, 
         (tmp_path / "brought" / name).write_bytes((tmp_path / "there" / name).read_bytes())
     assert stec("results", "add", "there.jsonl")[1].startswith("added: default ")
     assert stec("results", "add", "there.jsonl", "brought")[1].count("already there") == 2
+    many = stec("results", "add", *["there.jsonl"] * 9)[1].splitlines()
+    assert many == ["already there: 9 runs"], "whoever brings in a whole book wants to see what is new"
     assert Book(tmp_path / "results" / "runs.jsonl").runs == Book(tmp_path / "there.jsonl").runs
     (tmp_path / "other.jsonl").write_text("{}\n")
     assert "other.jsonl, line 1: not a run" in stec("results", "add", "other.jsonl")[2]

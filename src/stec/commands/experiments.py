@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from stec.checking import require_folder
 from stec.commands.screen import console, hint, say, show_list
@@ -20,6 +19,7 @@ app = typer.Typer()
 
 BookPath = Annotated[Path, typer.Option(help="The book of finished runs.")]
 BOOK = Path("results/runs.jsonl")
+FEW = 8  # runs that are named one by one though nothing is done with them
 Only = Annotated[
     list[str] | None,
     typer.Option(metavar="WORD", help="Only cells of this row, recipe or data; given twice, of both."),
@@ -115,13 +115,15 @@ def results_add(
 
     finished = Book(book)
     found = [read_book(path) if path.is_file() else [read_run(path, finished, data)] for path in paths]
+    known = []
     for run in (run for runs in found for run in runs):
-        new = finished.add(run, replace)
-        changes = escape(" ".join(["", *run.overrides]))
-        console.print(
-            f"{'added' if new else 'already there'}: {run.recipe}{changes}, {run.data}, seed {run.seed} ({run.hash})",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        about = f"{' '.join([run.recipe, *run.overrides])}, {run.data}, seed {run.seed} ({run.hash})"
+        if finished.add(run, replace):
+            say(f"added: {about}")
+        else:
+            known.append(f"already there: {about}")
+    for line in known if len(known) <= FEW else [f"already there: {len(known)} runs"]:
+        say(line)
 
 
 @results.command("show")
